@@ -7,6 +7,26 @@ import warnings
 
 import pytest
 
+# pyspark 4.1 leaves the socket of `collect` to the garbage collector.
+OPEN_SOCKETS = (
+    "ignore:unclosed <socket.socket:ResourceWarning",
+    "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning",
+)
+
+
+def pytest_collection_modifyitems(items):
+    try:
+        import pyspark
+    except ImportError:
+        return
+    if not pyspark.__version__.startswith("4.1."):
+        return
+    here = os.path.dirname(__file__)
+    for item in items:
+        if str(item.path).startswith(here):
+            for text in OPEN_SOCKETS:
+                item.add_marker(pytest.mark.filterwarnings(text))
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory):

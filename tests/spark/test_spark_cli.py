@@ -179,8 +179,8 @@ def test_run_replay_and_compact(tmp_path):
     commands = [
         ["pipeline", "run", str(tmp_path / "p.toml"), "--json", *conf],
         ["pipeline", "status", str(tmp_path / "p.toml")],
-        ["lake", "compact", log, str(tmp_path / "lake"), "--json", *conf],
-        ["lake", "compact", log, str(tmp_path / "lake"), *conf],
+        ["lake", "compact", log, str(tmp_path / "lake"), "--json"],
+        ["lake", "compact", log, str(tmp_path / "lake")],
         ["pipeline", "replay", log, "--filter", "n=", "--dialect", "sql", *conf],
         ["pipeline", "replay", str(tmp_path), *conf],
     ]
@@ -197,6 +197,7 @@ def test_run_replay_and_compact(tmp_path):
         run, status, compact, again, dialect, nothing, topic, parquet = process.answers()
 
     assert list((tmp_path / "java").iterdir()) == []
+    assert "Traceback" not in (tmp_path / "words").read_text()
     paid = [e["id"] for e in events if e["type"] == "order.paid"]
     assert [json.loads(r.value)["id"] for r in read_log(tmp_path / "out")] == paid
     assert run[0] == 0

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -20,12 +21,14 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from copy_driver import copy
+from copy_driver import FILTERS, copy
 from pyspark.errors import PySparkException
 from spark_logs import fill, read_log
 
 import virta
-from virta.spark.lake import compact, lake_ranges, read_all
+from s3_server import s3_environment, started_s3
+from virta.spark.lake import compact, read_all
+from virta.spark.lake.directory import ranges
 from virta.spark.launch.java import ensure_java
 from virta.spark.launch.package import write_package
 
@@ -198,8 +201,8 @@ def test_workers_killed_at_random(spark, tmp_path):
     assert copying.failed
 
 
-def start_driver(master, source, target, checkpoint, limit=50, *lakes):
-    environment = {**os.environ, "PYTHONPATH": str(SRC), "PYTHONWARNINGS": "ignore"}
+def start_driver(master, source, target, checkpoint, limit=50, *lakes, **more):
+    environment = {**os.environ, "PYTHONPATH": str(SRC), "PYTHONWARNINGS": "ignore", **more}
     return subprocess.Popen(
         [sys.executable, DRIVER, master, source, target, checkpoint, str(limit), *lakes],
         env=environment,
@@ -207,7 +210,7 @@ def start_driver(master, source, target, checkpoint, limit=50, *lakes):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        cwd=Path(source).parent,
+        cwd=Path(target).parent,
     )
 
 
@@ -265,9 +268,9 @@ def check_lakes(spark, source, interrupted):
 
     assert interrupted
     for lake in interrupted:
-        assert lake_ranges(lake) == []
+        assert ranges(lake) == []
         assert united(lake) == everything
-        report = compact(source, str(lake), spark=spark)
+        report = compact(source, str(lake))
         assert 0 < report.next <= len(everything)
         assert united(lake) == everything
         assert not list(lake.glob("_draft-*"))
@@ -281,15 +284,16 @@ class Cluster:
 
     prefix: ClassVar[list[str]] = []
 
-    def __init__(self, directory, workers=2, hide=None):
+    def __init__(self, directory, workers=2, hide=(), environment=()):
         import pyspark
 
         home = Path(pyspark.__file__).parent
-        if hide is not None:
-            # Each process in a mount namespace of its own, where `hide` is empty; Spark itself is bound elsewhere.
+        if hide:
+            # Each process in a mount namespace of its own, where `hide` are empty; Spark itself is bound elsewhere.
             (directory / "spark-home").mkdir()
             moved = directory / "spark-home"
-            mounts = f"mount --bind {home} {moved} && mount -t tmpfs none {hide} && cd / && exec"
+            empty = " && ".join(f"mount -t tmpfs none {place}" for place in hide)
+            mounts = f"mount --bind {home} {moved} && {empty} && cd / && exec"
             self.prefix = ["unshare", "-m", "sh", "-c", f'{mounts} "$@"', "sh"]
             home = moved
         self.environment = {
@@ -302,7 +306,8 @@ class Cluster:
             "PYTHONPATH": str(SRC),
             "PYSPARK_PYTHON": sys.executable,
         }
-        if hide is not None:
+        self.environment.update(environment)
+        if hide:
             del self.environment["PYTHONPATH"], self.environment["PYSPARK_PYTHON"]
         self.command = [*self.prefix, str(home / "bin" / "spark-class")]
         self.directory = directory
@@ -413,23 +418,74 @@ def can_unshare():
 
 
 @pytest.mark.skipif(not can_unshare(), reason="needs the right to make a mount namespace")
-def test_a_cluster_that_cannot_see_the_repository(tmp_path):
-    """Executors with nothing but the packaged environment, under 100 MB, read, match, stream and write."""
-    source, target, checkpoint = str(tmp_path / "in"), str(tmp_path / "out"), str(tmp_path / "c")
-    events = fill(source, 2000)
-    size = write_package(tmp_path / "environment.tar.gz")
-    cluster = Cluster(tmp_path, workers=1, hide=ROOT)
-    process = None
-    try:
-        process = start_driver(cluster.url, source, target, checkpoint, limit=700)
-        wait_for(lambda: next_offset(target) == len(events), "all rows", process)
-    finally:
-        if process is not None:
-            kill_group(process)
-        cluster.stop()
+def test_a_cluster_that_sees_neither_the_repository_nor_the_log(tmp_path):
+    """
+    Executors with the packaged environment, under 100 MB, and credentials of a store that has the log.
 
+    Bounded queries, `where` and `match_log` equal a plain evaluation; the stream's driver is killed and started again,
+    and each row is in the sink once. The log's directory is moved away; the driver's own files are hidden. The same
+    holds for a log that the executors see as a directory. A large write to a log that they do not see is refused.
+    """
+    pytest.importorskip("obstore", reason="object storage needs obstore")
+    events = fill(tmp_path / "log", 2000, segment_bytes=256 * 1024)
+    records = read_log(tmp_path / "log")
+    size = write_package(tmp_path / "environment.tar.gz")
+    driver = tmp_path / "driver"  # what only the driver sees
+    for place in (driver / "tmp", driver / "state"):
+        place.mkdir(parents=True)
+    target, checkpoint = str(tmp_path / "out"), str(driver / "state" / "checkpoint")
+    answers = driver / "state" / "answers.json"
+    local = {"VIRTA_TEST_LOCAL": str(shutil.copytree(tmp_path / "log", tmp_path / "visible"))}
+    hidden = {"VIRTA_TEST_HIDDEN": str(driver / "state" / "hidden")}
+    with started_s3(tmp_path) as endpoint:
+        store = s3_environment(endpoint)
+        ship_to_s3(tmp_path / "log", "s3://bucket/orders", endpoint)
+        (tmp_path / "log").rename(driver / "moved")
+        cluster = Cluster(tmp_path, workers=1, hide=(ROOT, driver), environment=store)
+        start = partial(
+            start_driver, cluster.url, "s3://bucket/orders", target, checkpoint, 400,
+            TMPDIR=str(driver / "tmp"), **store,
+        )  # fmt: skip
+        process = None
+        try:
+            process = start(VIRTA_TEST_ANSWERS=str(answers), **local, **hidden)
+            wait_for(lambda: next_offset(target) > 0, "a micro-batch", process)
+            kill_group(process)
+            process = start(**local)
+            wait_for(lambda: next_offset(target) == len(events), "all rows", process)
+            wait_for(lambda: next_offset(f"{target}-local") == len(events), "all rows", process)
+        finally:
+            if process is not None:
+                kill_group(process)
+            cluster.stop()
+
+    found = json.loads(answers.read_text())
+    values = [json.loads(record.value) for record in records]
     assert size < 100_000_000
-    assert sorted(ids(target, "copy")) == sorted(event["id"] for event in events)
+    for place in (target, f"{target}-local"):
+        assert sorted(ids(place, "copy")) == sorted(event["id"] for event in events)
+    pairs = sorted(
+        [record.offset, name]
+        for record, value in zip(records, values, strict=True)
+        for name, filter_ in FILTERS.items()
+        if filter_.matches(value)
+    )
+    assert found["source"] == found["local"] == {
+        "batch": [[r.offset, v["id"]] for r, v in zip(records, values, strict=True)],
+        "where": sorted(v["id"] for v in values if v["data"]["n"] >= 50),
+        "match": pairs,
+    }  # fmt: skip
+    assert len({name for _, name in pairs}) == 2
+    assert "this executor does not see the log at" in found["refusal"]
+    assert next_offset(hidden["VIRTA_TEST_HIDDEN"]) == 0
+
+
+def ship_to_s3(path, url, endpoint):
+    """Make the bucket and ship the log there, by the command."""
+    bucket = f"{endpoint}/{url.split('/')[2]}"
+    urllib.request.urlopen(urllib.request.Request(bucket, method="PUT"), timeout=10).close()
+    command = [sys.executable, "-m", "virta", "log", "ship", path, url]
+    subprocess.run(command, env=os.environ | s3_environment(endpoint), check=True)
 
 
 def test_the_name_of_the_packed_python_ends_with_its_last_user(tmp_path):

@@ -36,6 +36,7 @@ ARGUMENTS = {
     "split_bytes": "splitBytes",
     "max_records": "maxRecordsPerTrigger",
     "max_bytes": "maxBytesPerTrigger",
+    "consumer": "consumer",
 }
 
 
@@ -72,7 +73,12 @@ def read_stream(
     spark: SparkSession | None = None,
     **bounds: Any,
 ) -> DataFrame:
-    """Return the records of a log as a stream; arguments as for `read`, `max_records` and `max_bytes` bound a micro-batch."""
+    """
+    Return the records of a log as a stream; arguments as for `read`.
+
+    `max_records` and `max_bytes` bound a micro-batch; `consumer` names the stream in the log, which then knows its
+    position and lag.
+    """
     reader = (spark or session()).readStream.format("virta").options(**options(topics, bounds))
     if columns is not None:
         reader = reader.schema(columns)
@@ -95,8 +101,8 @@ def match_log(
 
     Args:
         on: "event" applies filters to the record's value, "data" to the event's data.
-        directory: where the filter set is written for the executors, which need access to it; by default a
-            temporary directory of this user, which is right for one machine.
+        directory: where the filter set is written; by default a temporary directory of this user. A set of up to
+            8 MiB is sent to executors that do not see it; a larger one needs a directory that they see.
         columns: a schema as DDL of record columns and `filter_id`.
     """
     named = dict(filters) if isinstance(filters, Mapping) else {f.id: f for f in filters}

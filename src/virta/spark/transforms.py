@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
 from virta.errors import VirtaError
-from virta.spark.schemas import ATTRIBUTES, RECORD
+from virta.spark.schemas import ATTRIBUTES, RECORD, RESCUED
 from virta.spark.source.events import EventDecoder
 
 if TYPE_CHECKING:
@@ -70,29 +70,35 @@ def watermarked(df: DataFrame, time: str, delay: str) -> DataFrame:
 # Events.
 
 
-def decode_events(df: DataFrame) -> DataFrame:
+def decode_events(df: DataFrame, *, data: DataType | None = None) -> DataFrame:
     """
     Add the CloudEvents columns to records: attributes, `extensions`, `data`, `data_binary`, `invalid`.
 
-    The same decoding as the source's option `events`, for records from elsewhere (Kafka).
+    The same decoding as the source's option `events`, for records from elsewhere (Kafka). With a type for `data`,
+    `rescued` has the text of data that does not fit it.
     """
     need(df, ["value"], "decode_events")
-    kept = [field for field in df.schema.fields if field.name not in ATTRIBUTES.names]
-    schema = StructType([*kept, *ATTRIBUTES.fields])
+    added = list(ATTRIBUTES.fields)
+    if data is not None:
+        added[ATTRIBUTES.names.index("data")] = StructField("data", data)
+        added.append(RESCUED)
+    fields = {field.name: field.dataType for field in added}
+    kept = [field for field in df.schema.fields if field.name not in fields]
+    schema = StructType([*kept, *added])
     names = [field.name for field in kept]
 
     def decode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa  # noqa: PLC0415 - runs on the executor
 
-        decoder = EventDecoder({f.name: f.dataType for f in ATTRIBUTES.fields})
+        decoder = EventDecoder(fields)
         for batch in batches:
             values = batch.column("value").cast(pa.binary()).fill_null(b"")
             _, ends, data = values.buffers()
             bounds = memoryview(ends).cast("B")[4 * values.offset :][: 4 * (len(values) + 1)]
             arrays = decoder.decode(bounds, data or b"")
             yield pa.RecordBatch.from_arrays(
-                [*(batch.column(n) for n in names), *(arrays[n] for n in ATTRIBUTES.names)],
-                names=[*names, *ATTRIBUTES.names],
+                [*(batch.column(n) for n in names), *(arrays[n] for n in fields)],
+                names=[*names, *fields],
             )
 
     return df.mapInArrow(decode, schema)

@@ -192,3 +192,26 @@ def test_documents_of_koncorde(opened):
         (0, "subject"),
         (1, "own"),
     ]
+
+
+def test_a_small_set_travels_with_the_tasks(tmp_path, monkeypatch):
+    """An executor that does not see the file gets the bytes with its task; a large set needs a shared directory."""
+    from virta.spark.schemas import MATCH
+    from virta.spark.source.options import read_options
+    from virta.spark.source.source import SplitDecoder
+
+    path = write_set({"paid": parse("status=paid")}, str(tmp_path / "driver"))
+    options = read_options({"path": "log", "filters": path})
+    decoder = SplitDecoder(options, MATCH)
+    monkeypatch.setattr(filter_set, "SENT_BYTES_MAX", 10)
+    large = SplitDecoder(options, MATCH)
+    Path(path).unlink()
+    monkeypatch.setattr(filter_set, "_sets", OrderedDict())
+    monkeypatch.setattr(filter_set, "gettempdir", lambda: str(tmp_path))
+
+    found = filter_set.opened_set(path, lambda: decoder.packed)
+
+    assert found.hits(joined([b'{"data":{"status":"paid"}}', b"{}"])).tolist() == [True, False]
+    assert large.packed is None
+    with pytest.raises(MatchError, match="cannot be read"):
+        filter_set.opened_set(path.replace("filters-", "filters-0"))

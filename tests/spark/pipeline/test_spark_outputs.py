@@ -12,8 +12,9 @@ pytest.importorskip("pyspark")
 
 from spark_logs import fill
 
+from virta.spark.connectors import missing_connector
 from virta.spark.pipeline import jdbc
-from virta.spark.pipeline.errors import DRIVER, KAFKA
+from virta.spark.pipeline.errors import DRIVER
 from virta.spark.pipeline.file import loads
 from virta.spark.pipeline.jdbc import JdbcError, write_jdbc
 from virta.spark.pipeline.model import PipelineError, Sink
@@ -79,7 +80,9 @@ def test_rows_are_replaced_by_their_keys(spark, tmp_path, database):
     run(spark, pipeline)
     assert table(spark, database) == totals(events)
 
-    commits = tmp_path / ".virta" / "pipelines" / "totals" / "jdbc-0" / "commits"
+    state = tmp_path / ".virta" / "pipelines" / "totals"
+    commits = state / "query" / "commits"
+    (state / "written.json").unlink()
     last = max(int(file.name) for file in commits.iterdir() if file.name.isdecimal())
     for file in (commits / str(last), commits / f".{last}.crc"):
         file.unlink(missing_ok=True)
@@ -127,6 +130,7 @@ log = "log"
 kind = "console"
 """
 FROM_KAFKA = BASE.replace('log = "log"', 'format = "kafka"\noptions = { subscribe = "a" }')
+TO_DELTA = BASE.replace('kind = "console"', 'kind = "delta"\npath = "table"')
 TO_KAFKA = BASE.replace('kind = "console"', 'kind = "kafka"\ntopic = "a"')
 TO_NOWHERE = BASE.replace('kind = "console"', 'kind = "jdbc"\nurl = "jdbc:no:x"\ntable = "t"')
 
@@ -134,8 +138,9 @@ TO_NOWHERE = BASE.replace('kind = "console"', 'kind = "jdbc"\nurl = "jdbc:no:x"\
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (FROM_KAFKA, KAFKA),
-        (TO_KAFKA, KAFKA),
+        (FROM_KAFKA, missing_connector("kafka")),
+        (TO_KAFKA, missing_connector("kafka")),
+        (TO_DELTA, missing_connector("delta")),
         (TO_NOWHERE, DRIVER),
         (BASE + '[columns]\n\nx = "no_such(id)"\n', "p.toml:10: [UNRESOLVED_ROUTINE]"),
         (BASE + '[columns]\nx = "1 +"\n', "p.toml:9: [PARSE_SYNTAX_ERROR]"),
@@ -144,7 +149,7 @@ TO_NOWHERE = BASE.replace('kind = "console"', 'kind = "jdbc"\nurl = "jdbc:no:x"\
             "p.toml:10: [UNRESOLVED_COLUMN",
         ),
     ],
-    ids=["kafka-source", "kafka-sink", "jdbc", "function", "syntax", "column"],
+    ids=["kafka-source", "kafka-sink", "delta-sink", "jdbc", "function", "syntax", "column"],
 )
 def test_what_is_missing_is_one_sentence(spark, tmp_path, text, sentence):
     """A connector that is not there, and SQL that only Spark can judge: a sentence, with the line; the status keeps it."""

@@ -6,9 +6,19 @@ import textwrap
 
 import pytest
 
+from virta.spark.pipeline.builder import source_schema
 from virta.spark.pipeline.file import load, loads
-from virta.spark.pipeline.model import Aggregate, Pipeline, PipelineError, Sink, Source
+from virta.spark.pipeline.model import (
+    Aggregate,
+    Dedupe,
+    Pipeline,
+    PipelineError,
+    Sink,
+    Source,
+    Where,
+)
 from virta.spark.pipeline.toml_lines import find_lines, line_of
+from virta.spark.schemas import EVENT, RECORD
 
 GOOD = textwrap.dedent(
     """
@@ -75,6 +85,39 @@ def test_a_whole_pipeline_is_read():
     assert pipeline.path("s3a://bucket/x") == "s3a://bucket/x"
 
 
+CHANNEL = Sink(kind="channel", topic="out", log="other")
+COUNT = Aggregate(window="1 minute", aggregates={"n": "count(*)"})
+
+
+@pytest.mark.parametrize(
+    ("parts", "names"),
+    [
+        ({"aggregate": COUNT}, ["timestamp", "invalid"]),
+        (
+            {"aggregate": Aggregate(window="1 minute", by=("type",), time="time", aggregates={"n": "sum(Data:p * 2)"})},
+            ["type", "time", "data", "invalid"],
+        ),
+        ({"aggregate": COUNT, "columns": {"n": "upper(Subject)"}}, ["timestamp", "subject", "invalid"]),
+        ({"aggregate": COUNT, "dedupe": Dedupe()}, ["timestamp", "id", "source", "invalid"]),
+        ({}, ["key", "value", "invalid"]),
+        ({"dedupe": Dedupe(by=("subject",), time="time")}, ["key", "value", "subject", "time", "invalid"]),
+        ({"sinks": (Sink(kind="channel", topic="out", log="other", key="id"),)}, ["key", "value", "id", "invalid"]),
+        ({"aggregate": COUNT, "dead_letter": CHANNEL}, [*RECORD.names, "invalid"]),
+        ({"source": Source(log="log"), "aggregate": COUNT}, ["topic", "timestamp", "invalid"]),
+        # Every column may be used.
+        ({"columns": {"n": "upper(subject)"}}, EVENT.names),
+        ({"filters": (Where("a=1"),), "aggregate": COUNT}, EVENT.names),
+        ({"sinks": (Sink(kind="parquet", path="lake"),)}, EVENT.names),
+        ({"aggregate": Aggregate(window="1 minute", aggregates={"n": "max(struct( *))"})}, EVENT.names),
+    ],
+)  # fmt: skip
+def test_only_columns_that_are_used_are_read(parts, names):
+    """A pipeline reads the columns in its expressions, and what its sinks and dead letters need."""
+    given = {"source": Source(log="log", topics=("orders",)), "sinks": (CHANNEL,), **parts}
+
+    assert source_schema(Pipeline(name="p", **given)).names == names
+
+
 def test_python_and_toml_give_the_same_value():
     """A pipeline made in Python equals the one read from TOML."""
     text = '[pipeline]\nname = "p"\n[source]\nlog = "l"\n[[sink]]\nkind = "console"\n'
@@ -98,6 +141,13 @@ def test_python_and_toml_give_the_same_value():
         ('kind = "parquet"', 'kind = "parkett"', 31, "kind 'parkett'"),
         ('path = "lake"', 'topic = "lake"', 30, "a parquet sink needs path"),
         ('path = "lake"', 'path = "lake"\nurl = "x"', 33, "url does not go with a parquet sink"),
+        ('orders = "count(*)"', 'batch = "count(*)"', 30, "a parquet sink has directories batch="),
+        (
+            'path = "lake"',
+            'path = "lake"\n[[sink]]\nkind = "parquet"\npath = "./lake"',
+            35,
+            "two sinks write to the path './lake'",
+        ),
         ("[dead_letter]", "[dead_leter]", 35, "unknown table 'dead_leter'"),
         ("[[filter]]", "[filter]", 14, "two brackets"),
         ("[source]", "[[source]]", 6, "one bracket"),

@@ -21,7 +21,7 @@ from virta.log.limits import VALUE_BYTES_MAX
 from virta.spark.pipeline.builder import build
 from virta.spark.pipeline.errors import explain
 from virta.spark.pipeline.file import loads
-from virta.spark.pipeline.model import Pipeline, Sink, Source
+from virta.spark.pipeline.model import Pipeline, Sink, Source, Where
 from virta.spark.pipeline.runner import PipelineRun, RunError, run
 from virta.spark.pipeline.status import read_status
 
@@ -127,7 +127,7 @@ def test_an_aggregate_with_duplicates_and_junk(spark, tmp_path):
     assert len(dead) == len(junk)
     assert all(letter["reason"] for letter in dead)
     assert status["state"] == "finished"
-    assert status["queries"]["channel-0"]["lag"] == 0
+    assert status["queries"]["query"]["lag"] == 0
 
 
 def test_the_largest_values_are_no_obstacle(spark, tmp_path):
@@ -177,7 +177,28 @@ def test_a_pipeline_runs_again_without_repeats(spark, tmp_path):
     assert {"day", "topic"} <= set(lake.columns)
     status = read_status(pipeline)
     assert status["state"] == "finished"
-    assert status["queries"]["parquet-1"]["offset"] == 500
+    assert status["queries"]["query"]["offset"] == 500
+
+
+@pytest.mark.parametrize("filters", [("n=>=0",), ("n=>=50", "n=<50")], ids=["column", "matcher"])
+def test_filters_and_columns_leave_dead_letters_alone(spark, tmp_path, filters):
+    """What is no event passes filters on its way to the dead letters, and no expression is evaluated for it."""
+    events = fill(str(tmp_path / "log"), 20)
+    append(tmp_path / "log", b"not json", b"{}")
+    pipeline = Pipeline(
+        name="p",
+        source=Source(log="log"),
+        filters=tuple(Where(text) for text in filters),
+        columns={"checked": "assert_true(id IS NOT NULL)"},
+        sinks=(Sink(kind="console"),),
+        dead_letter=Sink(kind="console"),
+        directory=str(tmp_path),
+    )
+
+    built = build(spark, pipeline, streaming=False)
+
+    assert [row.offset for row in built.dead.orderBy("offset").collect()] == [20, 21]
+    assert sorted(row.id for row in built.results.collect()) == sorted(e["id"] for e in events)
 
 
 def test_a_failure_is_one_sentence(spark, tmp_path):

@@ -16,6 +16,11 @@ import virta
 pytest.importorskip("obstore", reason="object storage needs obstore")
 
 from s3_server import s3_environment, started_s3
+from virta.spark.lake.compaction import compact
+from virta.spark.lake.directory import Lake
+from virta.spark.lake.reading import read_all
+from virta.spark.pipeline.model import Pipeline, Sink, Source, Where
+from virta.spark.pipeline.runner import run
 from virta.tier import Shipper, TierStore
 
 DRIVER = """
@@ -109,6 +114,52 @@ def test_a_compacted_segment_is_found_again(spark, tmp_path):
     )
 
     assert rows == kept
+
+
+def test_a_lake_beside_a_store(spark, tmp_path):
+    """`read_all` unites a lake with a log in a store, and with one whose older segments are only there."""
+    url, lake = f"file://{tmp_path}/store", str(tmp_path / "lake")
+    fill(tmp_path / "log", 900)
+    compact(str(tmp_path / "log"), lake)
+    fill(tmp_path / "log", 600, first=900)
+    ship(tmp_path / "log", url)
+    with virta.open(tmp_path / "log") as log:
+        assert log.retain(max_bytes=0).first_offset > Lake.load(lake).next
+
+    assert 0 < Lake.load(lake).next < 900
+    for place in (url, str(tmp_path / "log")):
+        assert offsets(read_all(place, lake, spark=spark)) == list(range(1500))
+    assert compact(url, lake).first < 900
+    assert offsets(read_all(url, lake, spark=spark)) == list(range(1500))
+
+
+@pytest.mark.slow
+def test_a_pipeline_over_a_store(spark, tmp_path):
+    """Filters, results and dead letters of a stream over a shipped log, and of what is shipped after that."""
+    url = f"file://{tmp_path}/store"
+    events = fill(tmp_path / "log", 600)
+    junk = [("orders", "", b"no event")]
+    with virta.open(tmp_path / "log") as log:
+        log.append_many(junk)
+    ship(tmp_path / "log", url)
+    pipeline = Pipeline(
+        name="copy",
+        source=Source(log=url),
+        filters=(Where("n=>=50"),),
+        sinks=(Sink(kind="channel", topic="copy", log="out"),),
+        dead_letter=Sink(kind="channel", topic="dead", log="out"),
+        directory=str(tmp_path),
+    )
+
+    assert run(spark, pipeline)["state"] == "finished"
+    events += fill(tmp_path / "log", 300, first=600)
+    ship(tmp_path / "log", url)
+    os.rename(tmp_path / "log", tmp_path / "moved")
+    assert run(spark, pipeline)["state"] == "finished"
+
+    copied = [json.loads(record.value)["id"] for record in read_log(tmp_path / "out", "copy")]
+    assert sorted(copied) == sorted(e["id"] for e in events if e["data"]["n"] >= 50)
+    assert len(read_log(tmp_path / "out", "dead")) == len(junk)
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import fcntl
-import logging
 import os
 import re
 import subprocess
@@ -117,10 +116,9 @@ def outlive_java(spark: SparkSession) -> None:
 
 
 def end_java(gateway: Any, process: subprocess.Popen[bytes], stdin: IO[bytes]) -> None:
-    # Threads of Py4J that still read from the JVM would log its end as an error with a traceback.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # Python's side first: a connection or a collected Java object that finds no JVM logs a traceback.
     with suppress(Exception):
-        gateway.shutdown_callback_server(raise_exception=False)
+        gateway.shutdown()
     with suppress(OSError, subprocess.TimeoutExpired):
         stdin.close()  # the JVM exits then
         process.wait(JAVA_END_SECONDS_MAX)

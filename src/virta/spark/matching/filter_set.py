@@ -45,6 +45,7 @@ IMAGE_FILTERS_MIN = 20_000  # fewer are built faster than an image pays off
 PLAIN_FILTERS_MAX = 20_000  # for workers without the native engine, which cannot cope with more
 # Files in the own directory: age since the last use, and number.
 SET_SECONDS_MAX = 7 * 24 * 3600
+SENT_BYTES_MAX = 8 * 1024 * 1024  # of a filter set that is sent with tasks: about 200,000 filters
 SET_FILES_MAX = 256
 
 Texts = tuple[Any, Any]  # int32 ends and concatenated JSON texts, as in an Arrow array
@@ -143,6 +144,15 @@ def write_packed(packed: Any, digest: str, directory: str | None = None) -> str:
     finally:
         draft.unlink(missing_ok=True)
     return str(path)
+
+
+def small_set(path: str) -> bytes | None:
+    """Return the bytes of a filter set that may be sent with each task; None if it is larger, or not here."""
+    try:
+        size = Path(path).stat().st_size
+        return Path(path).read_bytes() if size <= SENT_BYTES_MAX else None
+    except OSError:
+        return None  # executors that see it may be elsewhere
 
 
 def own_directory() -> Path:

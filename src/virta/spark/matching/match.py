@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from virta.filters import Filter, parse
-from virta.spark.launch.worker_gc import freeze_gc
+from virta.spark.launch.worker_memory import prepare_memory
 from virta.spark.matching.columns import compile_filter
 from virta.spark.matching.filter_set import (
     FilterSet,
@@ -51,21 +51,24 @@ def where(
     *,
     dialect: str = "query-string",
     on: str | None = None,
+    keep_invalid: bool = False,
 ) -> DataFrame:
     """
     Return the rows that match the filter (of several: at least one), with the columns of `df`.
 
     `on`, "event" or "data", overrides the JSON value that filters apply to. Rows that are not events or not JSON
-    are dropped.
+    are dropped; with `keep_invalid` those that have a reason in the column `invalid` stay.
     """
     if isinstance(filter, str):
         filter = parse(filter, dialect)  # noqa: A001
     filters = [filter] if isinstance(filter, Filter) else list(filter)
-    rows = df.where(F.col("invalid").isNull()) if "invalid" in df.columns else df
+    marked = "invalid" in df.columns
+    keep_invalid = keep_invalid and marked
+    rows = df.where(F.col("invalid").isNull()) if marked and not keep_invalid else df
     if len(filters) == 1 and is_decoded(df) and check_on(df, filters[0], on) == "event":
         column = compile_filter(filters[0], df.columns)
         if column is not None:
-            return rows.where(column)
+            return rows.where(column | F.col("invalid").isNotNull() if keep_invalid else column)
     need_value(df)
     events = is_decoded(df)
     shipped = {root: ship(df, part) for root, part in by_root(df, filters, on).items()}
@@ -77,6 +80,8 @@ def where(
             for root, matcher in sets.items():
                 ids = events and matcher.sees_ids
                 kept |= matcher.hits(texts_of(batch.column("value"), root, text_ids=ids))
+            if keep_invalid:
+                kept |= np.asarray(batch.column("invalid").is_valid())
             yield batch.filter(pa.array(kept))
 
     return rows.mapInArrow(keep, df.schema)
@@ -172,7 +177,7 @@ def ship(df: DataFrame, filters: Mapping[str, Filter]) -> Callable[[], FilterSet
 
     def opened() -> FilterSet:
         found = opened_set(path, lambda: broadcast.value)
-        freeze_gc()
+        prepare_memory()
         return found
 
     return opened

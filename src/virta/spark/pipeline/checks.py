@@ -39,6 +39,7 @@ SECONDS = {
 QUOTED = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|`[^`]*`""")
 TRIGGERS = ("available-now", "continuous")
 REPEATS = ("drop", "dead-letter")
+BATCH = "batch"  # names the directory that a parquet sink writes for a micro-batch
 DAY = "day"  # of the append time; Parquet sinks add it when they partition by it
 WINDOW_COLUMNS = ("start", "end")
 # Options of the log as a source that have no key of their own in [source].
@@ -58,6 +59,8 @@ UNREADABLE: Mapping[str, str] = MappingProxyType({})
 SINKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "channel": (("topic",), ("topic", "log", "type", "source", "key", "durability")),
     "parquet": (("path",), ("path", "partition_by")),
+    "delta": (("path",), ("path", "partition_by")),
+    "iceberg": (("table",), ("table", "partition_by")),
     "kafka": (("topic",), ("topic", "key")),
     "jdbc": (("url", "table"), ("url", "table", "keys")),
     "console": ((), ()),
@@ -181,9 +184,12 @@ def check_sinks(pipeline: Pipeline) -> Problems:
     if pipeline.dead_letter:
         yield from check_sink(pipeline.dead_letter, ("dead_letter",), pipeline)
     names = pipeline.sink_names()
+    paths = [sink.path and pipeline.path(sink.path) for sink in pipeline.sinks]
     for i, name in enumerate(names):
         if name in names[:i]:
             yield ("sink", i, "name"), f"two sinks are named {name!r}"
+        if paths[i] and paths[i] in paths[:i]:
+            yield ("sink", i, "path"), f"two sinks write to the path {pipeline.sinks[i].path!r}"
 
 
 def check_sink(sink: Sink, place: Place, pipeline: Pipeline) -> Problems:
@@ -197,13 +203,18 @@ def check_sink(sink: Sink, place: Place, pipeline: Pipeline) -> Problems:
     if sink.kind == "channel" and not sink.log and pipeline.source.format != "virta":
         yield place, "a channel sink needs log when the source is not a log"
     mode = pipeline.aggregate.mode if pipeline.aggregate else "append"
-    if sink.kind == "parquet" and mode != "append":
-        yield place, f"a parquet sink takes mode append only, not {mode}"
+    if sink.kind in {"parquet", "delta", "iceberg"} and mode != "append":
+        yield place, f"a {sink.kind} sink takes mode append only, not {mode}"
     if sink.topic in pipeline.source.topics and pipeline.writes_to_source(sink):
         message = (
             f"topic {sink.topic!r} is read by the source: the pipeline would read what it writes"
         )
         yield (*place, "topic"), message
+    if sink.kind == "parquet" and place != ("dead_letter",) and BATCH in (results(pipeline) or ()):
+        yield (
+            place,
+            f"a parquet sink has directories {BATCH}=…: give the column {BATCH!r} another name",
+        )
     yield from check_sink_columns(sink, place, pipeline)
 
 

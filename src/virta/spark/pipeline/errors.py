@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import pyspark
 from pyspark.errors import PySparkException
 
+from virta.spark.connectors import COORDINATES, missing_connector
 from virta.spark.pipeline.model import PipelineError
 
 if TYPE_CHECKING:
@@ -16,19 +17,20 @@ if TYPE_CHECKING:
 
     from virta.spark.pipeline.model import Pipeline
 
-KAFKA = (
-    "Spark's Kafka connector is missing: give its jars by spark.jars or"
-    f" spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}, by --conf"
-    " or [spark] conf; Maven Central has it for Spark 4.1 and 4.2"
-)
 DRIVER = (
     "no JDBC driver for the url: give its jar (spark.jars or spark.jars.packages, by --conf or [spark]"
     ' conf), and the sink options = { driver = "the driver\'s class" }'
 )
 KNOWN = (
-    (
-        re.compile(r"(?:Failed to find data source|DATA_SOURCE_NOT_FOUND).{0,40}kafka", re.DOTALL),
-        KAFKA,
+    *(
+        (
+            re.compile(
+                rf"(?:Failed to find .{{0,30}}data source|DATA_SOURCE_NOT_FOUND).{{0,60}}{name}",
+                re.DOTALL,
+            ),
+            missing_connector(name),
+        )
+        for name in COORDINATES
     ),
     (re.compile(r"No suitable driver|ClassNotFoundException: \S*[Dd]river"), DRIVER),
 )
@@ -47,6 +49,26 @@ def explain(error: BaseException | None) -> str:
         name, message = wanted[-1]
         return f"{name}: {message}"
     return text.strip().splitlines()[0] if text.strip() else type(error).__name__
+
+
+@contextmanager
+def quiet_callbacks() -> Iterator[None]:
+    """
+    Leave the traceback of a failed micro-batch out of the log.
+
+    Py4J logs it where Spark's thread called Python, and raises it to the query as well: a run reports it from there, in one
+    sentence. A query that is stopped in the middle of a micro-batch fails in the same way, and that is no error at all.
+    """
+    logger = logging.getLogger("py4j.clientserver")
+    logger.addFilter(is_no_callback)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_no_callback)
+
+
+def is_no_callback(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("There was an exception while executing the Python")
 
 
 @contextmanager

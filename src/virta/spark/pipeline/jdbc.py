@@ -30,25 +30,16 @@ class JdbcError(VirtaError):
     default_code = "jdbc_invalid"
 
 
-def jdbc_batch(sink: Sink, mode: str, owner: str) -> Callable[[DataFrame, int], None]:
-    """
-    Return the function that foreachBatch calls for a jdbc sink.
-
-    `owner` is unique to the sink: several may write to one table, each by a staging table of its own.
-    """
-
-    def write(batch: DataFrame, _: int) -> None:
-        write_jdbc(batch, sink, mode, owner)
-
-    return write
-
-
 def staging_table(table: str, owner: str) -> str:
     return f"{table}{STAGING}{hashlib.sha256(owner.encode()).hexdigest()[:8]}"
 
 
 def write_jdbc(rows: DataFrame, sink: Sink, mode: str, owner: str = "") -> None:
-    """Append, replace by keys, or (mode complete) replace all."""
+    """
+    Append, replace by keys, or (mode complete) replace all.
+
+    `owner` is unique to the sink: several may write to one table, each by a staging table of its own.
+    """
     assert sink.url is not None
     assert sink.table is not None
     options = dict(sink.options)

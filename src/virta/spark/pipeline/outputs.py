@@ -1,44 +1,68 @@
 """
-Write a pipeline's rows to its sinks: the columns of each kind, and how they are written.
+Write a micro-batch's rows to a sink: the columns of each kind, and how they are written.
 
-Exactly once: a channel (the query's id and the micro-batch's number are in the log's batch), Parquet (Spark's list of
-committed files; dead letters by a directory per micro-batch), JDBC with keys or in mode complete. At least once:
-JDBC without keys, Kafka. There a micro-batch that Spark repeats after a crash is written again.
+Exactly once: a channel (the query's id, the sink's name and the micro-batch's number are in the log's batch), Parquet (a
+directory per micro-batch, which a repeat replaces), Delta and Iceberg (virta.spark.lake.table_sink), JDBC with keys or in mode complete. At least once: JDBC without
+keys, Kafka. There a micro-batch is written again if the driver died between the write and the record of it
+(`virta.spark.pipeline.fan_out`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
+from pyspark.sql.types import ArrayType, MapType, StructType, VariantType
 
 from virta.log.limits import VALUE_BYTES_MAX
 from virta.spark import transforms
-from virta.spark.pipeline.jdbc import jdbc_batch, write_jdbc
+from virta.spark.lake.table_sink import TABLE_KINDS, write_table
+from virta.spark.pipeline.checks import BATCH
+from virta.spark.pipeline.jdbc import write_jdbc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from virta.spark.pipeline.model import Pipeline, Sink
 
 
 # A dead letter contains its value as Base64, four bytes for three, and must fit in a record.
 LETTER_VALUE_MAX = VALUE_BYTES_MAX // 10 * 7
+FILE_KINDS = frozenset(("parquet", *TABLE_KINDS))
 LARGE_BYTES = VALUE_BYTES_MAX // 2  # of values: events computed from smaller ones are not measured
+NESTED = (ArrayType, MapType, StructType, VariantType)
+# A marker file per micro-batch would be in every directory; readers do not need it.
+NO_MARKER = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+
+
+@dataclass(frozen=True)
+class BatchId:
+    """A micro-batch: the query's id, which is the same after restarts, and its number."""
+
+    query: str
+    number: int
+
+    def directory(self) -> str:
+        return f"{BATCH}={self.query[:8]}-{self.number}"
 
 
 def shape(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> DataFrame:
     """Return the rows with the columns of a sink."""
     if sink.kind in {"channel", "kafka"}:
         return to_records(rows, sink, pipeline)
-    if sink.kind == "parquet" and "day" in partitions(rows, sink) and "day" not in rows.columns:
+    if sink.kind in FILE_KINDS and "day" in partitions(rows, sink) and "day" not in rows.columns:
         return rows.withColumn("day", F.to_date(F.col("timestamp")))
-    if sink.kind in {"jdbc", "console"} and "data" in rows.columns:
-        return rows.withColumn("data", F.to_json("data")).drop("value")
+    if sink.kind in {"jdbc", "console"}:
+        return as_table(rows)
     return rows
+
+
+def as_table(rows: DataFrame) -> DataFrame:
+    """Return the rows with plain columns: nested values as JSON, of events without the value, which has the same."""
+    nested = [f.name for f in rows.schema.fields if isinstance(f.dataType, NESTED)]
+    plain = rows.withColumns({name: F.to_json(name) for name in nested}) if nested else rows
+    return plain.drop("value") if "data" in nested else plain
 
 
 def to_records(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> DataFrame:
@@ -73,61 +97,59 @@ def too_large(rows: DataFrame, sink: Sink, pipeline: Pipeline) -> Column:
 
 
 def partitions(rows: DataFrame, sink: Sink) -> tuple[str, ...]:
-    """Return the partition columns: the sink's own, else day and topic if the rows have them."""
-    if sink.partition_by:
+    """Return the partition columns: the sink's own, else for Parquet day and topic if the rows have them."""
+    if sink.partition_by or sink.kind in TABLE_KINDS:
         return sink.partition_by
     return ("day", "topic") if {"timestamp", "topic"} <= set(rows.columns) else ()
 
 
-def writer(rows: DataFrame, sink: Sink, pipeline: Pipeline, name: str) -> DataStreamWriter:
-    """Return the writer of a sink; `name` is the sink's own in its pipeline."""
+def write_sink(rows: DataFrame, sink: Sink, pipeline: Pipeline, name: str, batch: BatchId) -> None:
+    """Write the results of a micro-batch to a sink; `name` is the sink's own in its pipeline."""
     shaped = shape(rows, sink, pipeline)
-    stream = shaped.writeStream.options(**dict(sink.options))
+    mode = pipeline.aggregate.mode if pipeline.aggregate else "append"
     if sink.kind == "channel":
-        log = sink.log or pipeline.source.log
-        assert log is not None
-        options = {"durability": sink.durability} if sink.durability else {}
-        if pipeline.aggregate and pipeline.aggregate.mode != "append":
-            return shaped.writeStream.foreachBatch(channel_batch(pipeline.path(log), options))
-        return stream.format("virta").options(**options).option("path", pipeline.path(log))
-    if sink.kind == "parquet":
-        assert sink.path is not None
-        names = partitions(rows, sink)
-        stream = stream.partitionBy(*names) if names else stream
-        stream = stream.option("compression", sink.options.get("compression", "zstd"))
-        return stream.format("parquet").option("path", pipeline.path(sink.path))
-    if sink.kind == "jdbc":
-        mode = pipeline.aggregate.mode if pipeline.aggregate else "append"
-        return stream.foreachBatch(jdbc_batch(sink, mode, f"{pipeline.checkpoint_path()}/{name}"))
-    return stream.format(sink.kind)
+        write_channel(shaped, sink, pipeline, BatchId(f"{batch.query}.{name}", batch.number))
+    elif sink.kind == "parquet":
+        write_parquet(shaped, sink, pipeline, batch.directory(), partitions(rows, sink))
+    elif sink.kind in TABLE_KINDS:
+        write_table(shaped, sink, pipeline, f"{batch.query}.{name}", batch.number)
+    elif sink.kind == "jdbc":
+        write_jdbc(shaped, sink, mode, f"{pipeline.checkpoint_path()}/{name}")
+    else:
+        if sink.kind == "console":
+            print(f"{pipeline.name}.{name}, micro-batch {batch.number}")  # noqa: T201 - the sink's purpose
+        shaped.write.format(sink.kind).mode("append").options(**dict(sink.options)).save()
 
 
-def channel_batch(path: str, options: dict[str, str]) -> Callable[[DataFrame, int], None]:
-    """
-    Return a function that appends results in mode update or complete, which Spark refuses for a Python sink.
+def write_channel(rows: DataFrame, sink: Sink, pipeline: Pipeline, batch: BatchId) -> None:
+    """Append records to the sink's log, once under the batch's id."""
+    log = sink.log or pipeline.source.log
+    assert log is not None
+    options = {**sink.options, **({"durability": sink.durability} if sink.durability else {})}
+    rows.write.format("virta").mode("append").options(
+        queryId=batch.query, sequence=str(batch.number), **options
+    ).save(pipeline.path(log))
 
-    Still exactly once: the query's id and the batch's number are in the log's batch header.
-    """
 
-    def append(batch: DataFrame, number: int) -> None:
-        context = batch.sparkSession.sparkContext
-        query = context.getLocalProperty("sql.streaming.queryId")
-        batch.write.format("virta").mode("append").options(
-            queryId=query, sequence=str(number), **options
-        ).save(path)
-
-    return append
+def write_parquet(
+    rows: DataFrame, sink: Sink, pipeline: Pipeline, directory: str, by: tuple[str, ...]
+) -> None:
+    """Write a directory of the sink's path, in place of what an earlier attempt left there."""
+    assert sink.path is not None
+    options = {"compression": "zstd", **NO_MARKER, **sink.options}
+    writer = rows.write.mode("overwrite").options(**options)
+    (writer.partitionBy(*by) if by else writer).parquet(f"{pipeline.path(sink.path)}/{directory}")
 
 
 # Dead letters.
 
 
-def write_dead(rows: DataFrame, pipeline: Pipeline, name: str, number: int) -> int:
+def write_dead(rows: DataFrame, pipeline: Pipeline, kind: str, batch: BatchId) -> int:
     """
     Write dead letters; return how many there were.
 
-    `name` is the query and the kind (invalid, late, repeat), `number` the micro-batch: rows written again under both
-    are in a channel or a directory once.
+    `kind` is invalid, late or repeat: rows written again under the same kind and micro-batch are in a channel or a
+    directory once.
     """
     sink = pipeline.dead_letter
     assert sink is not None
@@ -135,28 +157,29 @@ def write_dead(rows: DataFrame, pipeline: Pipeline, name: str, number: int) -> i
     try:
         count = kept.count()
         if count:
-            write_letters(kept, sink, pipeline, name, number)
+            write_letters(kept, sink, pipeline, kind, batch)
     finally:
         kept.unpersist()
     return count
 
 
-def write_letters(rows: DataFrame, sink: Sink, pipeline: Pipeline, name: str, number: int) -> None:
+def write_letters(
+    rows: DataFrame, sink: Sink, pipeline: Pipeline, kind: str, batch: BatchId
+) -> None:
     if sink.kind == "console":
         rows.show(truncate=False)
     elif sink.kind == "jdbc":
         write_jdbc(rows, sink, "append")
+    elif sink.kind in TABLE_KINDS:
+        write_table(rows, sink, pipeline, f"{batch.query}.{kind}", batch.number)
     elif sink.kind == "parquet":
-        assert sink.path is not None
-        query, _, kind = name.rpartition(".")
-        place = f"{pipeline.path(sink.path)}/kind={kind}/batch={query[:8]}-{number}"
-        codec = sink.options.get("compression", "zstd")
-        rows.coalesce(1).write.mode("overwrite").option("compression", codec).parquet(place)
+        place = f"kind={kind}/{batch.directory()}"
+        write_parquet(rows.coalesce(1), sink, pipeline, place, ())
     else:
-        write_events(rows, sink, pipeline, name, number)
+        write_events(rows, sink, pipeline, BatchId(f"{batch.query}.{kind}", batch.number))
 
 
-def write_events(rows: DataFrame, sink: Sink, pipeline: Pipeline, name: str, number: int) -> None:
+def write_events(rows: DataFrame, sink: Sink, pipeline: Pipeline, batch: BatchId) -> None:
     """Write dead letters as events with the value's bytes and the reason."""
     assert sink.topic is not None
     large = F.length("value") > LETTER_VALUE_MAX
@@ -171,10 +194,5 @@ def write_events(rows: DataFrame, sink: Sink, pipeline: Pipeline, name: str, num
     )
     if sink.kind == "kafka":
         records.write.format("kafka").options(**dict(sink.options)).save()
-        return
-    log = sink.log or pipeline.source.log
-    assert log is not None
-    options: dict[str, Any] = {"durability": sink.durability} if sink.durability else {}
-    records.coalesce(1).write.format("virta").mode("append").options(
-        queryId=name, sequence=str(number), **options
-    ).save(pipeline.path(log))
+    else:
+        write_channel(records.coalesce(1), sink, pipeline, batch)

@@ -1,14 +1,15 @@
 """
-Run a pipeline as Spark queries: start, watch, stop.
+Run a pipeline as a Spark query: start, watch, stop.
 
-Each sink (and the dead-letter output) is a separate query with its own checkpoint, so one that fails or lags does not
-delay the others, and each is exactly once by itself. The state of a run is in `status.json` beside the
-checkpoints, replaced as a whole, for `virta pipeline status` and the server.
+One query with one checkpoint reads each micro-batch once and writes it to all sinks (virta.spark.pipeline.fan_out). Only
+the dead letters of a stateful pipeline whose source is not a log, or whose checkpoint is remote, need a second query.
+The state of a run is in `status.json` beside the checkpoint, replaced as a whole, for `virta pipeline status` and the
+server.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -20,11 +21,14 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from virta.errors import VirtaError
-from virta.spark.pipeline.builder import build
-from virta.spark.pipeline.errors import explain
-from virta.spark.pipeline.late_rows import DroppedRows, can_follow, count_of
-from virta.spark.pipeline.outputs import write_dead, writer
-from virta.spark.pipeline.status import run_status, write_status
+from virta.log.consumers.positions import position_of
+from virta.spark.pipeline.builder import build, can_follow
+from virta.spark.pipeline.errors import explain, quiet_callbacks
+from virta.spark.pipeline.fan_out import DEAD_LETTER, FanOut, query_id
+from virta.spark.pipeline.late_rows import DroppedRows, count_of, decoded, offset_in
+from virta.spark.pipeline.outputs import BatchId, write_dead
+from virta.spark.pipeline.status import QUERY, check_checkpoint, run_status, write_status
+from virta.spark.positions import StreamPosition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +39,8 @@ if TYPE_CHECKING:
 
     from virta.spark.pipeline.model import Pipeline
 
-DEAD_LETTER = "dead-letter"
+logger = logging.getLogger("virta.spark")
+
 JVM_ERRORS = (Py4JError, OSError)  # raised when the JVM has ended
 JVM_ENDED = (
     "Spark's JVM has ended: it was killed, or had no memory left; a new run goes on from here"
@@ -60,7 +65,7 @@ def begin(stream: DataStreamWriter, name: str, pipeline: Pipeline) -> StreamingQ
         stream = stream.trigger(processingTime=pipeline.trigger)
     return (
         stream.queryName(f"{pipeline.name}.{name}")
-        .option("checkpointLocation", str(Path(pipeline.checkpoint_path()) / name))
+        .option("checkpointLocation", f"{pipeline.checkpoint_path()}/{name}")
         .start()
     )
 
@@ -75,16 +80,17 @@ def run(
     """
     Run a pipeline until its input is used up (trigger available-now), or until `stopping`.
 
-    Returns the last status; `on_progress` gets one whenever a query has moved.
+    Returns the last status; `on_progress` gets one whenever the query has moved.
 
     Raises:
-        RunError: a query failed; the others are stopped.
+        RunError: the query failed.
     """
-    return PipelineRun(spark, pipeline, on_progress).go(stopping)
+    with quiet_callbacks():
+        return PipelineRun(spark, pipeline, on_progress).go(stopping)
 
 
 class PipelineRun:
-    """One run: its queries, their totals, and the rows they dropped."""
+    """One run: its query, the totals, and the rows it dropped."""
 
     def __init__(
         self,
@@ -97,11 +103,12 @@ class PipelineRun:
         self._on_progress = on_progress
         self._queries: dict[str, StreamingQuery] = {}
         self._lock = threading.Lock()
-        names = [*pipeline.sink_names(), *([DEAD_LETTER] if pipeline.dead_letter else [])]
-        self._counts = {name: QueryCounter() for name in names}
-        # Lateness depends on a sink's micro-batches; the dead letters use those of the first sink.
-        self._first = self._counts[names[0]]
-        self._dropped = self._follow(names[0]) if can_follow(pipeline) else None
+        self._first = QueryCounter()
+        self._counts = {QUERY: self._first}
+        self._consumer: str | None = None
+        self._dropped = self._follow() if can_follow(pipeline) else None
+        on_begin = None if self._dropped is None else self._begin_batch
+        self._fan_out = FanOut(pipeline, on_begin=on_begin, on_dead=self._count_dead)
         # Finding dropped rows may take minutes after a crash: reports must not wait for it.
         self._thread = ThreadPoolExecutor(1, "virta-dropped-rows")
         self._catching_up: Future[int] | None = None
@@ -134,43 +141,64 @@ class PipelineRun:
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
         if failed is not None and not stopping():
-            self._fail(RunError(f"{self._pipeline.name}.{failed[0]}: {explain(failed[1])}"))
+            name = self._fan_out.failing or failed[0]
+            self._fail(RunError(f"{self._pipeline.name}.{name}: {explain(failed[1])}"))
         return self._report("stopped" if stopping() else "finished", None)
 
     def _start(self) -> None:
         pipeline = self._pipeline
-        built = build(self._spark, pipeline)
-        for name, sink in zip(pipeline.sink_names(), pipeline.sinks, strict=True):
-            mode = pipeline.aggregate.mode if pipeline.aggregate else "append"
-            stream = writer(built.results, sink, pipeline, name).outputMode(mode)
-            self._queries[name] = begin(stream, name, pipeline)
+        check_checkpoint(pipeline)
+        self._consumer = find_consumer(pipeline)
+        built = build(self._spark, pipeline, consumer=self._consumer)
+        mode = pipeline.aggregate.mode if pipeline.aggregate else "append"
+        stream = built.flow.writeStream.outputMode(mode).foreachBatch(self._fan_out)
+        self._queries[QUERY] = begin(stream, QUERY, pipeline)
         if self._dropped is not None:
-            self._dropped.resume()
-        if built.dead is not None:
+            self._dropped.resume(str(self._queries[QUERY].id))
+        elif built.dead is not None and built.flow is built.results:
+            self._counts[DEAD_LETTER] = QueryCounter()
             stream = built.dead.writeStream.foreachBatch(self._write_invalid)
             self._queries[DEAD_LETTER] = begin(stream, DEAD_LETTER, pipeline)
 
-    def _write_invalid(self, batch: DataFrame, number: int) -> None:
-        query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        self._count_dead(write_dead(batch, self._pipeline, f"{query}.invalid", number))
+    def _write_invalid(self, rows: DataFrame, number: int) -> None:
+        batch = BatchId(query_id(rows), number)
+        self._count_dead(write_dead(rows, self._pipeline, "invalid", batch))
 
-    def _follow(self, first: str) -> DroppedRows:
+    def _follow(self) -> DroppedRows:
         def deliver(rows: DataFrame, kind: str, number: int) -> int:
-            query = self._queries[first].id
-            count = write_dead(rows, self._pipeline, f"{query}.{kind}", number)
+            batch = BatchId(str(self._queries[QUERY].id), number)
+            count = write_dead(rows, self._pipeline, kind, batch)
             self._count_dead(count)
             return count
 
-        return DroppedRows(self._spark, self._pipeline, first, deliver)
+        checkpoint = f"{self._pipeline.checkpoint_path()}/{QUERY}"
+        return DroppedRows(self._spark, self._pipeline, checkpoint, deliver)
+
+    def _begin_batch(self, query: str, number: int) -> None:
+        """Store where a micro-batch begins; in Spark's thread, before it runs."""
+        dropped, log = self._dropped, self._pipeline.source.log
+        assert dropped is not None
+        assert log is not None
+        dropped.resume(query)
+        if QUERY in self._queries:
+            for progress in self._queries[QUERY].recentProgress:
+                if progress["batchId"] == number - 1 and EXECUTED in progress["durationMs"]:
+                    dropped.end(progress)
+        name = self._consumer
+        path = self._pipeline.path(log)
+        dropped.begin(number, lambda: None if name is None else position_of(Path(path), name))
 
     def _count_dead(self, count: int) -> None:
         with self._lock:  # invalid rows come from Spark's thread, dropped ones from ours
-            self._counts[DEAD_LETTER].dead += count
+            self._first.dead += count
 
     def _collect(self) -> bool:
         """Collect new progress of the queries; return whether there was any."""
-        moved = [self._counts[name].collect(query) for name, query in self._queries.items()]
-        self._is_behind |= moved[0]
+        moved = [
+            self._counts[name].collect(query, self._dropped if name == QUERY else None)
+            for name, query in self._queries.items()
+        ]
+        self._is_behind |= any(moved)
         return any(moved)
 
     def _catch_up(self) -> None:
@@ -183,8 +211,6 @@ class PipelineRun:
             self._catching_up = None
         if self._is_behind:
             self._is_behind = False
-            self._dropped.clean |= self._first.clean
-            self._first.clean.clear()
             self._catching_up = self._thread.submit(self._find_dropped)
 
     def _find_dropped(self) -> int:
@@ -221,11 +247,31 @@ class PipelineRun:
 
     def _report(self, state: str, reason: str | None) -> dict[str, Any]:
         queries = {name: counter.as_dict() for name, counter in self._counts.items()}
-        status = run_status(self._pipeline, state, reason, queries)
+        sinks = {name: dict(found) for name, found in self._fan_out.figures.items()}
+        status = run_status(self._pipeline, state, reason, queries, sinks)
         write_status(self._pipeline, status)
         if self._on_progress is not None:
             self._on_progress(status)
         return status
+
+
+def find_consumer(pipeline: Pipeline) -> str | None:
+    """Return the name under which the log stores the pipeline's position, None if the log cannot store one."""
+    log = pipeline.source.log
+    if pipeline.source.format != "virta" or log is None or "://" in pipeline.path(log):
+        return None
+    name = f"pipeline.{pipeline.name}"
+    path = pipeline.path(log)
+    try:
+        store = StreamPosition(
+            path, name, [topic.encode() for topic in pipeline.source.topics] or None
+        )
+        store.move(position_of(Path(path), name) or 0)
+        store.close()
+    except (VirtaError, OSError) as error:
+        logger.warning("the log does not store the position of %s: %s", pipeline.name, error)
+        return None
+    return name
 
 
 class QueryCounter:
@@ -238,44 +284,45 @@ class QueryCounter:
         self.late = 0
         self.repeats = 0
         self.dead = 0
-        self.clean: set[int] = set()  # batches that dropped nothing
         self.lag: int | None = None
         self.offset: int | None = None
         self.watermark: str | None = None  # RFC 3339; None without a window or deduplication
 
-    def collect(self, query: StreamingQuery) -> bool:
-        """Add new progress; return whether there was any."""
+    def collect(self, query: StreamingQuery, dropped: DroppedRows | None) -> bool:
+        """Add new progress, also to the account of dropped rows; return whether there was any."""
         moved = False
         for progress in query.recentProgress:
             if progress["batchId"] <= self.batch:
                 continue
             if EXECUTED not in progress["durationMs"]:
                 moved |= self.update_position(progress)
+                if dropped is not None:
+                    dropped.idle(progress)
                 continue
             self.batch, moved = progress["batchId"], True
             self.rows += progress["numInputRows"]
             self.seconds += progress["durationMs"].get("triggerExecution", 0) / 1000
-            self.drops(progress)
+            self.late += count_of(progress, "late")
+            self.repeats += count_of(progress, "repeat")
             self.update_position(progress)
             self.watermark = (progress["eventTime"] or {}).get("watermark") or self.watermark
+            if dropped is not None:
+                dropped.end(progress)
         return moved
-
-    def drops(self, progress: Any) -> None:
-        late, repeats = count_of(progress, "late"), count_of(progress, "repeat")
-        self.late += late
-        self.repeats += repeats
-        if not late and not repeats:
-            self.clean.add(progress["batchId"])
 
     def update_position(self, progress: Any) -> bool:
         """Update the query's position in the log; return whether it changed."""
         before = self.offset, self.lag
         for source in progress["sources"]:
-            end, latest = decoded(source["endOffset"]), decoded(source["latestOffset"])
-            if isinstance(end, dict) and "offset" in end:
-                self.offset = end["offset"]
-                if isinstance(latest, dict) and "offset" in latest:
-                    self.lag = max(0, latest["offset"] - end["offset"])
+            end, latest = offset_in(source["endOffset"]), offset_in(source["latestOffset"])
+            if end is not None:
+                self.offset = end
+                if latest is not None:
+                    self.lag = max(0, latest - end)
+            else:
+                lag = kafka_lag(source["endOffset"], source["latestOffset"])
+                # An idle query may not report the newest offsets.
+                self.lag = self.lag if lag is None else lag
         return (self.offset, self.lag) != before
 
     def as_dict(self) -> dict[str, Any]:
@@ -293,10 +340,14 @@ class QueryCounter:
         }
 
 
-def decoded(offset: Any) -> Any:
-    if isinstance(offset, str):
-        try:
-            return json.loads(offset)
-        except ValueError:
-            return None
-    return offset
+def kafka_lag(end: Any, latest: Any) -> int | None:
+    """Return how many records Kafka has after a position: offsets by topic and partition. None for other sources."""
+    try:
+        at, newest = decoded(end), decoded(latest)
+        return sum(
+            max(0, int(offset) - int(at.get(topic, {}).get(partition, 0)))
+            for topic, partitions in newest.items()
+            for partition, offset in partitions.items()
+        )
+    except (AttributeError, TypeError, ValueError):
+        return None

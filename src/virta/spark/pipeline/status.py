@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 STATUS = "status.json"
 SUPERVISED = "supervised.json"
 LOCK = "run.lock"
+QUERY = "query"  # the name of a run's query, of its totals and of the directory of its checkpoint
 COUNTED = ("rows", "rows_per_second", "late", "repeats")
+
+
+class CheckpointError(VirtaError):
+    """A checkpoint that cannot be continued."""
+
+    default_code = "checkpoint_old"
 
 
 class BusyError(VirtaError):
@@ -79,7 +86,11 @@ def write_starting(pipeline: Pipeline) -> None:
 
 
 def run_status(
-    pipeline: Pipeline, state: str, reason: str | None, queries: dict[str, Any]
+    pipeline: Pipeline,
+    state: str,
+    reason: str | None,
+    queries: dict[str, Any],
+    sinks: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the status of a run in this process."""
     return {
@@ -90,7 +101,29 @@ def run_status(
         "updated": round(time.time(), 3),
         "reason": reason,
         "queries": queries,
+        "sinks": sinks or {},
     }
+
+
+def check_checkpoint(pipeline: Pipeline) -> None:
+    """
+    Refuse the checkpoint of a version that ran a query per sink: a new query would read everything again.
+
+    Raises:
+        CheckpointError: its message has the offset to start from with a new checkpoint.
+    """
+    place = Path(pipeline.checkpoint_path())
+    if is_remote(pipeline) or (place / QUERY / "offsets").is_dir():
+        return
+    old = [name for name in pipeline.sink_names() if (place / name / "offsets").is_dir()]
+    if old:
+        queries = read_json(pipeline, STATUS).get("queries", {}).values()
+        offsets = [query["offset"] for query in queries if query.get("offset") is not None]
+        start = f"start = {min(offsets)}" if offsets else "start at the offset it has reached"
+        raise CheckpointError(
+            f"the checkpoint {place} is of an older version, with a query per sink ({', '.join(old)}):"
+            f" give the pipeline a new checkpoint and its source {start}"
+        )
 
 
 def write_supervised(pipeline: Pipeline, supervised: dict[str, Any]) -> None:
@@ -149,7 +182,7 @@ def read_status(pipeline: Pipeline, supervised: dict[str, Any] | None = None) ->
         status["state"] = combined_state(status, supervised)
         status["pid"] = supervised["pid"]
     queries = list(status["queries"].values())
-    # Every query reads the same input: the first one counts it.
+    # A second query, for dead letters, reads the same input: the first one counts it.
     first = queries[0] if queries else {}
     return {
         "pipeline": pipeline.name,
@@ -166,6 +199,7 @@ def read_status(pipeline: Pipeline, supervised: dict[str, Any] | None = None) ->
         "batch": first.get("batches", 0) - 1,
         "watermark": first.get("watermark"),
         "queries": status["queries"],
+        "sinks": status.get("sinks", {}),
     }
 
 

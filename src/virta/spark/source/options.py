@@ -39,6 +39,7 @@ READ_OPTIONS = (
     "maxBytesPerTrigger",
     "filters",
     "on",
+    "consumer",
 )
 SPARKS_OWN = ("checkpointLocation", "queryName")  # Spark passes its own options to a sink
 WRITE_OPTIONS = ("path", "topic", "durability", "queryId", "sequence", *SPARKS_OWN)
@@ -86,6 +87,7 @@ class ReadOptions:
     pushdown: bool  # this scan has a plan of its own
     filters: str | None
     on: str
+    consumer: str | None  # streams: the name under which the position is stored in the log
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
@@ -115,6 +117,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
         pushdown=OWN_PLAN in given,
         filters=given.get("filters"),
         on=given.get("on", "event"),
+        consumer=given.get("consumer"),
     )
 
 

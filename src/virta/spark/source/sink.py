@@ -38,7 +38,7 @@ import virta
 from virta import files
 from virta.errors import LogNotFoundError, VirtaError
 from virta.log.format.directory import read_meta
-from virta.spark.launch.worker_gc import freeze_gc
+from virta.spark.launch.worker_memory import prepare_memory
 from virta.spark.source.options import WRITE_OPTIONS, OptionError, by_name, required
 from virta.spark.source.staging import (
     STAGING,
@@ -135,7 +135,7 @@ def check_columns(schema: StructType, topic: str | None) -> None:
 
 def stage(options: WriteOptions, batches: Iterable[pa.RecordBatch]) -> Staged:
     """Store a task's rows until the driver commits them."""
-    freeze_gc()
+    prepare_memory()
     context = TaskContext.get()
     partition = context.partitionId() if context else 0
     query = context.getLocalProperty("sql.streaming.queryId") if context else None

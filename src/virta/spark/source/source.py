@@ -28,14 +28,16 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import BinaryType, StructType
 
 from virta.errors import LogFormatError, VirtaError
-from virta.spark.launch.worker_gc import freeze_gc
-from virta.spark.matching.filter_set import FilterSet, document_of, joined, opened_set
+from virta.spark.launch.worker_memory import prepare_memory
+from virta.spark.matching.filter_set import FilterSet, document_of, joined, opened_set, small_set
+from virta.spark.positions import StreamPosition
 from virta.spark.schemas import EVENT, FILTER_ID, MATCH, RECORD, RESCUED, check_schema
 from virta.spark.source.arrow import RECORD_COLUMNS, TEXT_COLUMNS, make_array
 from virta.spark.source.decode import DecodedRows, ScanSpec, read_rows, report_skipped
 from virta.spark.source.events import EventDecoder
 from virta.spark.source.options import (
     OWN_PLAN,
+    OptionError,
     ReadOptions,
     keep_options,
     read_options,
@@ -86,6 +88,11 @@ class VirtaSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(with_kept_options(self.options, schema))
+        if options.consumer is not None:
+            raise OptionError(
+                f"option consumer is {options.consumer!r}: only a stream has a position"
+                " (spark.readStream)"
+            )
         # Only in sessions with a plan per query (virta.spark.launch.plan_rule): others keep the plan of a query with
         # pushed conditions for all later queries on the loaded DataFrame. And Spark refuses such a reader while
         # push-down is off in the session, so only the process that pushes conditions gets one.
@@ -136,6 +143,8 @@ class SplitDecoder:
         check_schema(schema, events=options.events, filters=options.filters is not None)
         self.scan = scan_spec(options)
         self.filters, self.on = options.filters, options.on
+        # Executors on other machines do not see the file of a filter set.
+        self.packed = None if self.filters is None else small_set(self.filters)
         self.schema = schema
         self.has_warned = False
         self.events: EventDecoder | None = None  # made on the executor
@@ -159,8 +168,11 @@ class SplitDecoder:
         names = [*self.record_names]
         if (self.event_fields or self.filters) and "value" not in names:
             names.append("value")
-        filters = None if self.filters is None else opened_set(self.filters)
-        freeze_gc()
+        filters = None
+        if self.filters is not None:
+            packed = self.packed
+            filters = opened_set(self.filters, None if packed is None else lambda: packed)
+        prepare_memory()
         for rows in read_rows(self.scan, split, names, self.text):
             yield self.batch(rows, schema, filters)
 
@@ -320,10 +332,13 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.decoder = SplitDecoder(options, schema)
         self.plan: Plan | None = None
         self.target: int | None = None
+        self.position: StreamPosition | None = None
+        if options.consumer is not None:
+            self.position = StreamPosition(options.path, options.consumer, options.topics)
 
     def __getstate__(self) -> dict[str, Any]:
         # Pickled to the executors for `read`, without the open log.
-        return {**self.__dict__, "plan": None}
+        return {**self.__dict__, "plan": None, "position": None}
 
     def planner(self) -> Plan:
         if self.plan is None:
@@ -348,6 +363,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = self.planner().ends()
         self.check_epoch(start, ends)
         first = start["offset"]
+        self.move_position(first)
         stop = self.available(ends)
         if stop <= first:
             return start
@@ -382,6 +398,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         plan = self.planner()
         first, stop = start["offset"], end["offset"]
+        self.move_position(first)
         oldest = plan.ends().first
         if first < oldest and first < stop:
             plan.gap(first, min(oldest, stop))
@@ -401,9 +418,21 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.decoder.read(partition)
 
     def commit(self, end: dict[str, int]) -> None:
-        """Do nothing: the position is in the checkpoint."""
+        """Store the position in the log as well, if the stream is a named consumer of it."""
+        self.move_position(end["offset"])
+
+    def move_position(self, offset: int) -> None:
+        """
+        Store where the next micro-batch begins.
+
+        Spark asks for its end, or plans it, after the commit of the one before, also when it repeats one after a crash.
+        """
+        if self.position is not None:
+            self.position.move(offset)
 
     def stop(self) -> None:
+        if self.position is not None:
+            self.position.close()
         if self.plan is not None:
             self.plan.close()
             self.plan = None
@@ -412,10 +441,15 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class UnlimitedStreamReader(LogStreamReader):
     """An unbounded read in Spark 4.1, which asks for the end without a start and a limit."""
 
+    planned: int | None = None  # the end of the last micro-batch
+
     def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802
+        if self.planned is not None:
+            self.move_position(self.planned)  # Spark asks again after its commit
         ends = self.planner().ends()
         return {"epoch": ends.epoch, "offset": self.available(ends)}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         self.check_epoch(start, self.planner().ends())
+        self.planned = end["offset"]
         return super().partitions(start, end)

@@ -1,0 +1,158 @@
+"""
+NEXMark q0 to q8 over a Virta log and its lake, beside Spark on JSON lines and on Parquet, and DuckDB on both.
+
+    python bench/nexmark_bench.py [--events 10000000] [--queries q0,q1,…] [--engines virta,json,…] [--directory DIR]
+
+A figure is core-microseconds an event of the whole log: processor time of the JVM, its Python workers and this process,
+the median of `--runs` runs after one that does not count. Rows are thrown away (Spark's `noop` sink, DuckDB's Arrow
+reader). Virta reads one log in which the topics are mixed; the others have a file for each topic, which is less to
+read. Before that each query is compared with DuckDB: rows that differ end the run. `streams` runs each query once as a
+stream that writes its rows to another log. With `--directory` the data stay there for the next run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import virta
+import virta.spark
+from nexmark import last_events, write
+from nexmark_queries import DUCKDB, FIELDS, QUERIES, run
+from nexmark_streams import Streams
+from nexmark_tables import (
+    Duck,
+    from_json,
+    from_lake,
+    from_log,
+    from_parquet,
+    same_rows,
+    write_lake,
+    write_parquet,
+)
+from spark_bench import adopt_orphans, measured, processor_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame
+
+ENGINES = ("virta", "lake", "json", "parquet", "duckdb-json", "duckdb-parquet", "streams")
+COMPARE_EVENTS_MAX = 1_000_000  # more rows than this are counted, not compared one by one
+
+
+class NexmarkBench:
+    def __init__(self, options: argparse.Namespace, directory: Path) -> None:
+        self.options, self.directory, self.events = options, directory, options.events
+        self.log = str(directory / "log")
+
+    def prepare(self) -> None:
+        """Write what is missing of the data."""
+        if not Path(self.log).exists():
+            begun = time.perf_counter()
+            size = write(self.directory, self.events)
+            print(
+                f"# {self.events:,} events of {size / self.events:.0f} bytes, made in {time.perf_counter() - begun:.0f} s"
+            )
+        conf = {"spark.driver.memory": "4g"}
+        self.spark = virta.spark.session("virta-nexmark", self.options.master, **conf)
+        if not (self.directory / "bid.parquet").exists():
+            write_parquet(self.spark, self.directory)
+        if not (self.directory / "lake" / "lake.json").exists():
+            write_lake(self.directory)
+
+    def check(self, name: str) -> None:
+        """End the run if the rows over the log or the lake are not those of DuckDB."""
+        duck = Duck(self.directory)
+        duck.define(FIELDS[name])
+        for engine in ("virta", "lake"):
+            self.check_rows(
+                f"{name} on {engine}", duck, DUCKDB[name], run(name, self.reader(engine))
+            )
+
+    def check_rows(self, name: str, duck: Duck, sql: str, rows: DataFrame) -> None:
+        if self.events > COMPARE_EVENTS_MAX:
+            (wanted,) = duck.db.sql(f"SELECT count(*) FROM ({sql})").fetchone()
+            found = rows.count()
+            if wanted != found:
+                sys.exit(f"{name}: {found} rows, DuckDB has {wanted}")
+            return
+        rest, count = same_rows(duck.rows(sql), rows.toArrow())
+        if rest or not count:
+            sys.exit(f"{name}: {rest} rows differ from DuckDB's {count}")
+
+    def reader(self, engine: str) -> Callable[[str, str], DataFrame]:
+        if engine == "virta":
+            return from_log(self.spark, self.log, end=self.events)
+        readers = {"lake": from_lake, "json": from_json, "parquet": from_parquet}
+        return readers[engine](self.spark, self.directory)
+
+    def core_us(self, name: str, engine: str) -> float:
+        """Return core-microseconds an event of a query."""
+        if engine == "streams":
+            return self.stream(name)
+        if engine.startswith("duckdb"):
+            duck = Duck(self.directory, parquet=engine == "duckdb-parquet")
+            duck.define(FIELDS[name])
+            spent = measured(lambda: duck.drain(DUCKDB[name]), self.options.runs)
+        else:
+            frame = run(name, self.reader(engine))
+            spent = measured(
+                lambda: frame.write.format("noop").mode("overwrite").save(), self.options.runs
+            )
+        return spent[1] / self.events * 1e6
+
+    def stream(self, name: str) -> float:
+        """Run a query once as a stream, to the end of the log."""
+        with virta.open(self.log) as log:
+            if log.next_offset == self.events:
+                log.append_many(list(last_events(self.events)))
+        with tempfile.TemporaryDirectory(dir=self.directory) as place:
+            streams = Streams(self.spark, self.log, Path(place), maxRecordsPerTrigger=1_000_000)
+            used = processor_seconds()
+            streams.run(name)
+            return (processor_seconds() - used) / self.events * 1e6
+
+
+def beside(spent: dict[str, float]) -> str:
+    """Return the log and the lake as multiples of their peers."""
+    pairs = [("virta", "json"), ("virta", "duckdb-json"), ("lake", "parquet")]
+    return ", ".join(
+        f"{own} {spent[own] / spent[peer]:.2f} x {peer}"
+        for own, peer in pairs
+        if own in spent and peer in spent
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=int, default=10_000_000)
+    parser.add_argument("--queries", default=",".join(QUERIES))
+    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--directory", type=Path, help="keep the data here for the next run")
+    options = parser.parse_args()
+    adopt_orphans()
+    engines = [engine for engine in ENGINES if engine in options.engines.split(",")]
+    print(f"# {platform.machine()}, {os.cpu_count()} cores, {options.master}, core-us an event")
+    with tempfile.TemporaryDirectory(prefix="virta-nexmark-") as temporary:
+        bench = NexmarkBench(options, options.directory or Path(temporary))
+        bench.prepare()
+        print(f"{'':4}" + "".join(f"{engine:>16}" for engine in engines), flush=True)
+        for name in options.queries.split(","):
+            bench.check(name)
+            spent = {engine: bench.core_us(name, engine) for engine in engines}
+            line = "".join(f"{spent[engine]:16.2f}" for engine in engines)
+            print(f"{name:4}{line}   # {beside(spent)}", flush=True)
+        bench.spark.stop()
+
+
+if __name__ == "__main__":
+    main()
