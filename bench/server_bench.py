@@ -71,10 +71,15 @@ def pin(process, core):
         os.sched_setaffinity(process, {core})
 
 
-def load(scenario, target, seconds, number, key):
+def load(scenario, target, seconds, number, key, token=""):
     """Run the load on the second core and read its report; consumers connect before it counts."""
     command = [sys.executable, HERE / "server_load.py", scenario, str(target.port), str(seconds)]
-    client = subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True)
+    client = subprocess.Popen(
+        [*command, str(number)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"VIRTA_BENCH_TOKEN": token},
+    )
     pin(client.pid, 1)
     client.stdout.readline()
     before = target.cpu_s()

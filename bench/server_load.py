@@ -2,12 +2,14 @@
 The load for the server's benchmark: raw protocols on uvloop, so that the client is not the limit.
 
 Runs as a process of its own: `python server_load.py SCENARIO PORT SECONDS [NUMBER]` prints one JSON line.
+Requests carry the token in `VIRTA_BENCH_TOKEN`, if there is one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import statistics
 import sys
@@ -21,6 +23,8 @@ QUIET_S = 0.5
 QUIET_TICKS_MAX = 20
 STRUCTURED = b"application/cloudevents+json"
 BATCH = b"application/cloudevents-batch+json"
+TOKEN = os.environ.get("VIRTA_BENCH_TOKEN", "").encode()
+AUTH = b"Authorization: Bearer %b\r\n" % TOKEN if TOKEN else b""
 # The first bytes that a consumer receives: from Virta, on a WebSocket, from NATS, from Nchan.
 CONNECTED = (b"event: connect", b" 101 ", b"PONG", b": hi\n")
 
@@ -35,13 +39,8 @@ def event(number, key=0):
 
 def post(channel, body, kind=STRUCTURED):
     return (
-        b"POST /channels/%b HTTP/1.1\r\nHost: localhost\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
-        % (
-            channel,
-            kind,
-            len(body),
-            body,
-        )
+        b"POST /channels/%b HTTP/1.1\r\nHost: localhost\r\n%bContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
+        % (channel, AUTH, kind, len(body), body)
     )
 
 
@@ -127,8 +126,9 @@ async def publishers(state, port, seconds, connections, make, answer=b"HTTP/1.1 
 
 
 def get(path):
-    return (
-        b"GET %b HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n" % path.encode()
+    return b"GET %b HTTP/1.1\r\nHost: localhost\r\n%bAccept: text/event-stream\r\n\r\n" % (
+        path.encode(),
+        AUTH,
     )
 
 

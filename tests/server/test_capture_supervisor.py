@@ -64,6 +64,15 @@ def test_rows_reach_a_subscriber_and_a_killed_capture_comes_back(shop):
         while not all(text in server.request("GET", "/metrics").body.decode() for text in wanted):
             assert time.monotonic() < deadline
 
+        found = server.request("GET", "/captures/shop").json
+        assert {name: found[name] for name in ("name", "kind", "state", "restarts")} == {
+            "name": "shop", "kind": "sqlite", "state": "running", "restarts": 1,
+        }  # fmt: skip
+        assert [one["name"] for one in server.request("GET", "/captures").json] == ["shop"]
+        missing = server.request("GET", "/captures/other")
+        assert (missing.status, missing.json["code"]) == (404, "not-found")
+        assert "'other'" in missing.json["message"]
+
 
 @pytest.mark.parametrize(
     ("texts", "words"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import json
 import signal
@@ -19,6 +20,8 @@ from server_harness import DEADLINE_S, Consumer, event, ids, shut
 import virta
 from virta.errors import ClientError
 from waiting import until
+
+JSON = {"Content-Type": "application/json"}
 
 TOKEN = "correct-horse-battery"
 
@@ -197,6 +200,20 @@ def test_log_lines_that_cannot_be_written(start):
 
     assert goodbye.event == "disconnect"
     assert server.process.wait(20) == 0
+
+
+def test_a_reader_of_log_lines_that_stands_still(start):
+    """`virta serve | less`: the server goes on when nobody reads its log lines, and reports what it dropped."""
+    server = start()
+    fcntl.fcntl(server.process.stdout, fcntl.F_SETPIPE_SZ, 16384)
+    for number in range(200):
+        made = server.request("POST", "/filters/i/c", json.dumps({"equals": {"n": number}}), JSON)
+        assert made.status in (200, 201), made
+    server.stop()
+
+    said = "".join(server.said)
+    assert '"log_lines_dropped"' in said or said.count('"access_used"') < 200
+    assert server.process.returncode == 0
 
 
 def test_a_stalled_consumer_does_not_affect_others(start):

@@ -40,6 +40,9 @@ def test_a_server_ships_and_replays_from_the_store(tmp_path):
         wait_until(lambda: metric(server, "virta_tier_lag_records") == 0, "shipping")
         assert metric(server, "virta_tier_shipped_offset") == 60
         assert metric(server, "virta_tier_failing") == 0
+        health = server.request("GET", "/health").json
+        assert health["tier"] == {"url": url, "shippedOffset": 60, "pendingRecords": 0, "pendingBytes": 0, "problem": None}  # fmt: skip
+        assert [c["state"] for c in health["checks"] if c["name"] == "tier"] == ["ok"]
         with virta.open(tmp_path / "data" / "log") as log:
             assert log.retain(max_bytes=0).first_offset > 0
 

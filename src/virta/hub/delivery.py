@@ -14,9 +14,8 @@ from virta.event.document import (
     RECORD_SOURCE,
     RecordEvent,
     RecordLike,
-    one_line,
+    one_line_event,
     read_event,
-    record_event,
 )
 from virta.hub.frames import chunk, event_frame, position_frame, websocket_text, with_member
 
@@ -86,13 +85,6 @@ class Delivery(msgspec.Struct, gc=False):
         return websocket_text(with_member(self.value, POSITION_ATTRIBUTE, position))
 
 
-def one_line_event(record: RecordLike) -> RecordEvent:
-    """Return the event of a record, its JSON on one line."""
-    event = record_event(record)
-    value = one_line(event.value)
-    return event if value is event.value else RecordEvent(event.source, event.id, value)
-
-
 def from_record(record: RecordLike) -> Delivery:
     """Return the delivery of a record, which is wrapped if it is no event."""
     return from_event(record, one_line_event(record))
@@ -142,17 +134,17 @@ def read_message(record: RecordLike) -> Delivery | None:
 # Output formats.
 
 
-def _chunked(deliveries: Sequence[Delivery], tag: bytes) -> bytes:  # noqa: ARG001
+def _sse_chunks(deliveries: Sequence[Delivery], tag: bytes) -> bytes:  # noqa: ARG001
     if len(deliveries) == 1:
         return chunk(deliveries[0].frame)
     return chunk(b"".join([delivery.frame for delivery in deliveries]))
 
 
-def _plain(deliveries: Sequence[Delivery], tag: bytes) -> bytes:  # noqa: ARG001
+def _sse_frames(deliveries: Sequence[Delivery], tag: bytes) -> bytes:  # noqa: ARG001
     return b"".join([delivery.frame for delivery in deliveries])
 
 
-def _texts(deliveries: Sequence[Delivery], tag: bytes) -> bytes:  # noqa: ARG001
+def _websocket_texts(deliveries: Sequence[Delivery], tag: bytes) -> bytes:  # noqa: ARG001
     return b"".join([websocket_text(delivery.value) for delivery in deliveries])
 
 
@@ -175,9 +167,9 @@ CHUNKED = frozenset({SSE_CHUNKED, SSE_CHUNKED_POSITIONS})
 SOCKETS = frozenset({WEBSOCKET, WEBSOCKET_POSITIONS})
 # Each is called with deliveries and the log's tag.
 ENCODERS: tuple[Callable[[Sequence[Delivery], bytes], bytes], ...] = (
-    _chunked,
-    _plain,
-    _texts,
+    _sse_chunks,
+    _sse_frames,
+    _websocket_texts,
     _chunked_positions,
     _plain_positions,
     _text_positions,

@@ -52,6 +52,9 @@ class RowFeed(Protocol):
     def append(self, channel: str, offset: int, key: bytes, value: bytes) -> None:
         """Take an event of this process."""
 
+    def append_batch(self, channel: str, offset: int, values: Sequence[bytes]) -> None:
+        """Take events of this process without record keys; the first has this offset."""
+
     def append_record(self, record: Record) -> None:
         """Take a record of another process."""
 

@@ -122,7 +122,7 @@ class Publisher:
             follower.append,
             loop=loop,
             collect=self._collect,
-            answer=_answer,
+            answer=_answer_submission,
             on_committed=self._committed,
             synced=follower.durability != "none",
             inline_s_max=inline_s_max,
@@ -215,7 +215,7 @@ class Publisher:
                 return event.offset, False
         if not part:  # an empty batch
             return None, False
-        return self._idempotency.offset(_key(part[0])), True
+        return self._idempotency.offset(_idempotency_key(part[0])), True
 
     def arrived(self, records: list[Record]) -> None:
         """Deliver what other processes appended, without repeats; called by the follower in the loop."""
@@ -226,7 +226,7 @@ class Publisher:
             if delivery is None:
                 continue
             if delivery.channel != STREAMS:
-                key = _key(delivery)
+                key = _idempotency_key(delivery)
                 if not self._idempotency.claim(key):
                     self.duplicates += 1
                     continue
@@ -247,7 +247,9 @@ class Publisher:
         if DUPLICATE in keys:
             pairs = list(zip(drafts, keys, strict=True))
             submission.repeats += [
-                d for d, k in pairs if k is DUPLICATE and self._idempotency.offset(_key(d)) is None
+                d
+                for d, k in pairs
+                if k is DUPLICATE and self._idempotency.offset(_idempotency_key(d)) is None
             ]
             fresh = [(d, k) for d, k in pairs if k is not DUPLICATE]
             self.duplicates += len(drafts) - len(fresh)
@@ -260,9 +262,9 @@ class Publisher:
         if drafts and drafts[0].channel == STREAMS:
             return [None] * len(drafts)
         if len(drafts) == 1:
-            key = _key(drafts[0])
+            key = _idempotency_key(drafts[0])
             return [key if self._idempotency.claim(key) else DUPLICATE]
-        keys = [_key(draft) for draft in drafts]
+        keys = [_idempotency_key(draft) for draft in drafts]
         if self._idempotency.claim_all(keys):
             return keys
         return [key if self._idempotency.claim(key) else DUPLICATE for key in keys]
@@ -284,12 +286,12 @@ class Publisher:
                 else:
                     parts.append(_Run([*part.drafts], [*part.keys]))
         self._writing = parts
-        return _records(parts) if parts else None
+        return _records_of_parts(parts) if parts else None
 
     def _replace_lost(self, submission: _Submission) -> None:
         """Write the repeats of events whose own write failed."""
         for draft in submission.repeats:
-            key = _key(draft)
+            key = _idempotency_key(draft)
             if self._idempotency.claim(key):
                 submission.parts.append(_Run([draft], [key]))
                 self.duplicates -= 1
@@ -378,8 +380,7 @@ class Publisher:
                     if draft.channel in channels:
                         rows.append(draft.channel, draft.offset, draft.key, draft.value)
             elif part.channel in channels:
-                for offset, value in enumerate(part.values(), part.offset):
-                    rows.append(part.channel, offset, b"", value)
+                rows.append_batch(part.channel, part.offset, part.values())
         rows.advance(position)
 
     def _commit_keys(self, part: _Run | EventBatch, first: int) -> None:
@@ -394,15 +395,15 @@ class Publisher:
             self._idempotency.commit(written, now)
 
 
-def _key(delivery: Delivery) -> str:
+def _idempotency_key(delivery: Delivery) -> str:
     return key_of(delivery.channel, delivery.source, delivery.id)
 
 
-def _answer(submission: _Submission, error: LogError | None) -> None:
+def _answer_submission(submission: _Submission, error: LogError | None) -> None:
     submission.answer(error)
 
 
-def _records(parts: Sequence[_Run | EventBatch]) -> Records:
+def _records_of_parts(parts: Sequence[_Run | EventBatch]) -> Records:
     """Return the records to append; event batches alone are encoded already."""
     encoded = [part.records for part in parts if isinstance(part, EventBatch)]
     if len(encoded) == len(parts):

@@ -53,6 +53,7 @@ class Registered:
     dialect: str
     source: Any  # the filter as it was given
     filter: Filter
+    owner: str = ""  # the principal that registered it; empty in records of older versions
 
     @property
     def channel(self) -> str:
@@ -93,9 +94,22 @@ class Registry:
 
     # Filters.
 
-    def register(self, index: str, collection: str, source: Any, dialect: str) -> dict[str, Any]:
+    def register(
+        self,
+        index: str,
+        collection: str,
+        source: Any,
+        dialect: str,
+        *,
+        owner: str = "",
+        filter_: Filter | None = None,
+    ) -> dict[str, Any]:
         """
         Register a filter; return its id and a `diff`, which is False if it was registered before.
+
+        Arguments:
+            owner: the id of the principal whose filter it is.
+            filter_: the source, if it is parsed already.
 
         Raises:
             FilterError: the filter or a name is invalid.
@@ -106,7 +120,8 @@ class Registry:
                 raise FilterError(
                     f"{name!r} holds a slash: names of indexes have none", code="bad_name"
                 )
-        filter_ = parse(source, dialect)
+        if filter_ is None:
+            filter_ = parse(source, dialect)
         if len(self._filters) >= REGISTERED_MAX:
             raise HubError(
                 f"{REGISTERED_MAX} filters are registered: no more are taken",
@@ -117,8 +132,8 @@ class Registry:
             id_ = str(answer["id"])
             if answer["diff"] is False:
                 return answer
-            registered = Registered(id_, index, collection, dialect, source, filter_)
-            value = msgspec.json.encode(registered.describe())
+            registered = Registered(id_, index, collection, dialect, source, filter_, owner)
+            value = msgspec.json.encode(registered.describe() | {"owner": owner})
             try:
                 self._log.append(FILTERS_TOPIC, id_, value)
             except LogError:
@@ -144,6 +159,14 @@ class Registry:
 
     def get(self, id_: str) -> Registered | None:
         return self._filters.get(id_)
+
+    def find(self, index: str, collection: str, filter_: Filter) -> str | None:
+        """Return the id of a filter that is registered there, None if it is not."""
+        return self._matchers(filter_).find(index, collection, filter_)
+
+    def filters(self) -> list[Registered]:
+        """Return all registered filters."""
+        return list(self._filters.values())
 
     def exists(self, index: str, collection: str) -> bool:
         return self._documents.exists(index, collection) or self._events.exists(index, collection)
@@ -229,7 +252,13 @@ class Registry:
         answer = self._matchers(filter_).register(index, collection, filter_)
         # The id that clients got.
         registered = Registered(
-            str(answer["id"]), index, collection, stored["dialect"], stored["filter"], filter_
+            str(answer["id"]),
+            index,
+            collection,
+            stored["dialect"],
+            stored["filter"],
+            filter_,
+            stored.get("owner", ""),
         )
         self._filters[registered.id] = registered
         return True

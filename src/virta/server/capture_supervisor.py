@@ -104,5 +104,9 @@ class Captures:
         for one in self.supervised:
             one.stop(deadline)
 
+    def overview(self, name: str) -> dict[str, Any] | None:
+        """Return the state of one capture; None if there is none of this name."""
+        return next((one.overview() for one in self.supervised if one.source.name == name), None)
+
     def overviews(self) -> list[dict[str, Any]]:
         return [one.overview() for one in self.supervised]

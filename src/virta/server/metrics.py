@@ -78,6 +78,8 @@ COUNTERS: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
     ("virta_slow_disconnects", "Consumers ended for slowness", lambda s: s.hub.slow_disconnects),
     ("virta_view_unkeyed", "Records without a key in channels with live views",
      lambda s: s.views.statistics()["unkeyed"]),
+    ("virta_scanned_filters_refused", "Filters refused by the budget for scanned ones",
+     lambda s: s.scans.refused),
     ("virta_searched_bytes", "Bytes of the log read to find events by source and id",
      lambda s: s.replayer.searched_bytes),
 )
@@ -149,6 +151,7 @@ class Metrics:
         for status, number in sorted(service.responder.refusals.items()):
             refusals.add_metric([str(status)], number)
         yield refusals
+        yield from self._of_filters()
         yield from self._labelled_like_thorium()
         if service.shipper is not None:
             shipping = service.shipper.status()
@@ -168,6 +171,21 @@ class Metrics:
             yield from self._of_pipelines()
         if captures := self._service.captures.overviews():
             yield from _of_captures(captures)
+
+    def _of_filters(self) -> Iterator[Metric]:
+        scans = self._service.scans
+        for name, text, counts in (
+            ("virta_scanned_filters", "Filters that every event tests", scans.filters),
+            (
+                "virta_python_conditions",
+                "Conditions of filters that Python evaluates",
+                scans.python_conditions,
+            ),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=["place"])
+            for place, count in counts.items():
+                gauge.add_metric([place], count)
+            yield gauge
 
     def _of_publishing(self) -> Iterator[Metric]:
         figures, total = self._service.publisher.figures, 0

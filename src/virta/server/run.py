@@ -10,20 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import io
 import logging
 import os
 import signal
 import socket
 import ssl
 import sys
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 import uvicorn
 import uvloop
 
 from virta.errors import ConfigError
+from virta.log_lines import log_stream
 from virta.server.access.auth import check_exposure, requires_credentials
 from virta.server.api.app import build_app
 from virta.server.http.server import HttpServer
@@ -118,7 +118,7 @@ async def serve(config: Config, listener: socket.socket) -> None:
 def _greet(url: str, data_dir: str) -> None:
     """Print the address before any log line, on a terminal only."""
     if sys.stdout.isatty():
-        lines = LogLines(sys.stdout)
+        lines = log_stream(sys.stdout)
         lines.write(f"Console at {url}/ (Ctrl-C stops it)\n")
         lines.write(f"Data in {os.path.abspath(data_dir)}\n")
         lines.flush()
@@ -173,34 +173,6 @@ class _Server(uvicorn.Server):
         await asyncio.sleep(0)  # aborted connections leave the hub
 
 
-class LogLines(io.TextIOBase):
-    """
-    Standard output for log lines; lines that cannot be written are dropped.
-
-    The reader may have exited, or its disk may be full. A failed log line must not prevent the server from
-    disconnecting a consumer, or from draining.
-    """
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError, ValueError):
-            return self._file.write(text)
-        return 0
-
-    def flush(self) -> None:
-        try:
-            self._file.flush()
-        except BrokenPipeError:
-            # The reader has exited; without this the buffered text would fail again at exit.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._file.fileno())
-            os.close(nowhere)
-        except (OSError, ValueError):
-            return
-
-
 def configure_logging(level: str) -> None:
     """Log one line per event on standard output: readable on a terminal, JSON otherwise."""
     renderer: Any = (
@@ -214,7 +186,7 @@ def configure_logging(level: str) -> None:
         structlog.processors.EventRenamer("message"),
         structlog.processors.format_exc_info,
     ]
-    lines = cast("TextIO", LogLines(sys.stdout))
+    lines = log_stream(sys.stdout)
     structlog.configure(
         processors=[*shared, renderer],
         logger_factory=structlog.PrintLoggerFactory(lines),

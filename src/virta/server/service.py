@@ -26,9 +26,13 @@ import structlog
 import virta
 from virta import files
 from virta.access.credentials import Credentials, read_token_file
+from virta.access.journal import JobRights
+from virta.access.principal import ANYONE
 from virta.access.rates import RateLimiter
 from virta.access.tokens import TokenStore
 from virta.errors import AccessError, ConfigError, RequestError, ViewError
+from virta.event.row_changes import KeyRule
+from virta.filters import preload
 from virta.hub.delivery import STREAMS, read_delivery
 from virta.hub.hub import Hub
 from virta.hub.idempotency import Idempotency, key_of
@@ -48,7 +52,7 @@ from virta.server.access.auth import (
 )
 from virta.server.access.hosts import Hosts, host_name, is_loopback
 from virta.server.access.origins import Origins
-from virta.server.api.journal import JobRights
+from virta.server.access.scan_budget import REGISTERED, FilterPlace, ScanBudget, ScanLease
 from virta.server.capture_supervisor import Captures
 from virta.server.config_loader import LOG_NAME
 from virta.server.http.deadlines import TimerWheel
@@ -56,12 +60,12 @@ from virta.server.http.limits import UnfinishedBodies
 from virta.server.http.responses import Responder
 from virta.server.operating.figures import Figures
 from virta.server.operating.retention import LogRetention
+from virta.server.operating.tracing import make_tracing
 from virta.server.pipeline_supervisor import Pipelines, RestartLimits
 from virta.server.webhooks.subscriptions import Webhooks
 from virta.tier.background import BackgroundShipper
 from virta.views.limits import ViewLimits
 from virta.views.live_views import LiveViews
-from virta.views.tables.changes import KeyRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -139,7 +143,10 @@ class Service:
         self.view_keys = _view_keys(config.view_keys or ())
         self.journal: JournalServer | None = None
         self.shipper: BackgroundShipper | None = None
+        self.tracing = make_tracing(config.otel_endpoint, config.source)
         self.filter_streams: dict[str, set[SseConsumer]] = {}
+        self.scans = ScanBudget(config.max_scanned_filters_per_principal)
+        self.filter_leases: dict[str, ScanLease] = {}  # of registered filters, by id
 
     async def start(self) -> None:
         """Open the log, read its tail, begin to follow it."""
@@ -167,6 +174,8 @@ class Service:
             horizon_s=config.idempotency_expiration_ms / 1000,
         )
         self.registry = await asyncio.to_thread(Registry, Path(config.data_dir) / REGISTRY_NAME)
+        await asyncio.to_thread(self._count_stored_filters)
+        await asyncio.to_thread(preload)
         self.hub = Hub(
             source_name=config.source, thorium=config.thorium_compatible, tag=tag_of(self.log.id)
         )
@@ -233,6 +242,8 @@ class Service:
         if self.journal is not None:
             await self.journal.stop()
         await self.publisher.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
         await asyncio.to_thread(self.follower.stop)
         await self.views.stop()
         await asyncio.to_thread(self.view_threads.shutdown)
@@ -326,10 +337,19 @@ class Service:
             limit=limit * routers,
         )
 
-    def end_filter_streams(self, id_: str) -> None:
-        """End the streams of a filter that was removed."""
+    def filter_removed(self, id_: str) -> None:
+        """Release a registered filter that was removed, and end its streams."""
+        lease = self.filter_leases.pop(id_, None)
+        if lease is not None:
+            lease.release()
         for consumer in list(self.filter_streams.get(id_, ())):
             consumer.finish("filter-removed")
+
+    def _count_stored_filters(self) -> None:
+        for stored in self.registry.filters():
+            place = FilterPlace(REGISTERED, stored.channel)
+            lease = self.scans.charge(stored.owner or ANYONE.id, place, [stored.filter])
+            self.filter_leases[stored.id] = lease
 
     def _arrived(self, records: list[virta.log.Record]) -> None:
         self.publisher.arrived(records)

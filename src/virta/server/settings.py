@@ -103,6 +103,8 @@ SETTINGS: tuple[Setting, ...] = (
           help="Ship the log to this object storage while serving; `url` in [log.tier] of the file."),
     _number("tier_interval_ms", 1000, 10, 3_600_000,
             help="How often new records are shipped; `interval_ms` in [log.tier] of the file."),
+    _text("otel_endpoint", None, form="the address of an OTLP receiver such as http://127.0.0.1:4318",
+          help="Send OpenTelemetry spans of events with a `traceparent` there; needs the extra `otel`."),
     # What is kept.
     _text("retention_age", None, form="a duration such as 30d or 12h",
           help="Remove what is older than this from the log, in whole segments."),
@@ -130,6 +132,8 @@ SETTINGS: tuple[Setting, ...] = (
             help="Requests a second of one token or JWT, beyond which it gets 429; none is no limit."),
     _number("max_requests_per_address", None, 1, INT_MAX, optional=True,
             help="Requests a second from one address, beyond which it gets 429; none is no limit."),
+    _number("max_scanned_filters_per_principal", 1000, 0, INT_MAX, optional=True,
+            help="Filters that every event must test, of one token or JWT (clients without one share it); none is no limit."),
     _switch("insecure", False,
             help="Listen beyond loopback without tokens: everyone who reaches the port may do anything."),
     _text("tls_cert", None, help="PEM certificate chain: serve HTTPS."),

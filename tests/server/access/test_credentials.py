@@ -9,7 +9,7 @@ import time
 import jwt
 import pytest
 from access_support import ALL, bearer, token
-from server_harness import STRUCTURED, Consumer, event
+from server_harness import STRUCTURED, Consumer, Server, event
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -283,3 +283,14 @@ def test_streams_need_rights_to_all_below(start, data_dir):
     assert found == [101, 101, 403, 403]
     assert limited == 403
     assert sent == [200, 403, 403]
+
+
+def test_health_says_whether_credentials_are_asked_for(tmp_path):
+    """Tokens of the store count as much as a token file, on the health page and in the figures."""
+    mine = bearer(token(tmp_path, (["admin"], "**")))
+    with Server(tmp_path, "--require-token", "--journal-port", "none") as server:
+        checks = server.request("GET", "/health", headers=mine).json["checks"]
+        stats = server.request("GET", "/stats", headers=mine).json
+
+    assert [c["text"] for c in checks if c["name"] == "tokens"] == ["Every request needs a token, a JWT or a session"]  # fmt: skip
+    assert stats["server"]["tokens"] is True

@@ -101,7 +101,7 @@ def address(path, name):
     return re.sub(r"\{([^}]*)\}", value, path)
 
 
-def ask(server, method, path, text=None, headers=None):
+def ask(server, method, path, text=None, headers=None, tenant=42):
     """Send a request that is valid but for its rights; return the status."""
     given = dict(headers or {})
     if text is not None:
@@ -111,7 +111,7 @@ def ask(server, method, path, text=None, headers=None):
         body = b"{}"
         given |= {"Content-Type": "application/json"}
         if path.startswith("/channels/"):
-            body = json.dumps(event("1", {"tenant": 42})).encode()
+            body = json.dumps(event("1", {"tenant": tenant})).encode()
             given |= {"Content-Type": STRUCTURED}
     if method == "GET" and (path.startswith("/channels/") or path.endswith(("/events", "/stream"))):
         return stream_status(server, path, given)
@@ -158,6 +158,8 @@ def test_each_route_with_each_principal(server, method, path):
         assert ask(server, method, bad, tokens["right"]) == 403
         assert ask(server, method, good, tokens["other"]) == 403
         assert ask(server, method, good, tokens["row"]) != 403
+        if rule.verb == "publish" and path.startswith("/channels/"):
+            assert ask(server, method, good, tokens["row"], tenant=7) == 403
     if rule.verb != "read":
         assert ask(server, method, good, tokens["none"]) == 403
 

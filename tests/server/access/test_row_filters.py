@@ -20,6 +20,8 @@ from server_harness import BATCH, STRUCTURED, Consumer, Server, event
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from virta.errors import FilterError
+from virta.filters import parse
 from waiting import wait_until
 
 EVENTS = 60
@@ -33,6 +35,18 @@ ROW_FILTERS = {
 # Queries that a principal may try, some to get around its filter.
 QUERIES = ["", "tenant=2", "tenant=!1", "n=>10", ";", "tenant=1;tenant=2", "../id=~e", "tenant=!"]
 QUERIES += ["/tenant=2;n=!0", "..%2Ftenantid=2"]
+
+
+TERMS = ["tenant", "n", "../id", "../tenantid", "/tenant", "missing"]
+VALUES = ["1", "2", "!1", "!", ">0", "<40", "~e", "1.0", "%22", "[1", ""]
+
+
+def asked(random_):
+    """Return a query that nobody thought of: one to six random terms, joined by and, or."""
+    terms = [
+        f"{random_.choice(TERMS)}={random_.choice(VALUES)}" for _ in range(random_.randint(1, 6))
+    ]
+    return "".join(term + random_.choice("&;") for term in terms)[:-1]
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +155,19 @@ async def read_socket(server, path, text, go):
 END_DATA = {"tenant": 1, "n": 1000}
 
 
+def valid_queries(random_, number):
+    """Return random queries that the server accepts, and that can be joined with another one."""
+    found = []
+    while len(found) < number:
+        query = asked(random_)
+        try:
+            parse(f"{query};../id={END}", "query-string")
+        except FilterError:
+            continue
+        found.append(query)
+    return found
+
+
 @pytest.mark.parametrize("name", ROW_FILTERS)
 def test_nothing_outside_the_row_filter(server, name):
     """Live and from history, over SSE and WebSocket: allowed events that satisfy the query, and no others."""
@@ -178,7 +205,7 @@ def test_nothing_outside_the_row_filter(server, name):
             await asyncio.to_thread(publish, server, here, [*events, end])
         return await asyncio.gather(*readers)
 
-    for query in random_.sample(QUERIES, 4):
+    for query in [*random_.sample(QUERIES, 3), *valid_queries(random_, 2)]:
         for history in (False, True):
             by_sse, by_socket = asyncio.run(round_(query, history))
             found = [one["id"] for one in by_sse]
@@ -294,3 +321,96 @@ def test_publishing(server, name):
         return found
 
     assert asyncio.run(stored()) == ["g"]
+
+
+def test_publishing_on_kept_connections(server):
+    """Requests with a known head, one after the other and many in one turn: each is judged by itself."""
+    text = token(server.data_dir, (["publish", "read"], "kept-*", "tenant=1"))
+    other = token(server.data_dir, (["publish", "read"], "kept-*", "tenant=2"))
+
+    def request(number, tenant, by):
+        body = json.dumps(event(f"{number:04}", {"tenant": tenant})).encode()
+        return (
+            b"POST /channels/kept-1 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %b\r\n"
+            b"Content-Type: application/cloudevents+json\r\nContent-Length: %d\r\n\r\n%b"
+            % (by.encode(), len(body), body)
+        )
+
+    async def scenario():
+        streams = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(12)]
+        statuses, number = [], 0
+        for turn in range(4):  # the first makes the heads known
+            expected = []
+            for index, (_, writer) in enumerate(streams):
+                tenant, by = 1 + (index + turn) % 2, text if index < 8 else other
+                writer.write(request(number, tenant, by))
+                expected.append(202 if (tenant == 1) == (by == text) else 403)
+                number += 1
+            async with asyncio.timeout(20):
+                for (reader, _), wanted in zip(streams, expected, strict=True):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                    await reader.readexactly(length)
+                    statuses.append((int(head.split()[1]), wanted))
+        for _, writer in streams:
+            writer.close()
+        return statuses
+
+    statuses = asyncio.run(scenario())
+    assert len(statuses) == 48
+    assert [got for got, _ in statuses] == [wanted for _, wanted in statuses]
+
+
+async def read_view(server, path, text, end):
+    """Return every frame of a live view up to the row with the key `end`."""
+    consumer = await Consumer.open(server.port, path, bearer(text))
+    found = []
+    try:
+        async with asyncio.timeout(20):
+            while (frame := await consumer.frame()) is not None:
+                if frame.event in {"row", "enter", "update", "leave"}:
+                    found.append((frame.event, frame.json))
+                    if frame.json["key"] == end:
+                        return found
+    finally:
+        await consumer.close()
+    raise AssertionError("the view ended early")
+
+
+@pytest.mark.parametrize("name", ["query-string", "cesql", "cloudevents"])
+def test_live_views(server, name):
+    """Rows move between tenants; a view shows those of its own, and of others not even that they left for them."""
+    seed = int(os.environ.get("SEED", random.SystemRandom().randrange(2**32)))
+    random_ = random.Random(seed)
+    channel = f"views-{name}-{random_.randrange(2**32)}"
+    text = token(server.data_dir, (["read"], "views-*", *ROW_FILTERS[name]))
+    steps = []
+    for number in range(EVENTS):
+        one = made(random_, number)
+        one["subject"] = f"k{random_.randrange(8)}"
+        steps.append(one)
+    last = event(END, END_DATA, subject="end", tenantid="1")
+    half = len(steps) // 2
+    publish(server, channel, steps[:half])
+    query = random_.choice(["", "tenant=1;tenant=2", *valid_queries(random_, 4)])
+    ways = f"{query};../id={END}" if query else ""
+
+    async def round_():
+        reader = asyncio.create_task(
+            read_view(server, f"/channels/{channel}/live?{ways}", text, "end")
+        )
+        await asyncio.to_thread(publish, server, channel, [*steps[half:], last])
+        return await reader
+
+    note = f"SEED={seed} {name} {query!r}"
+    for kind, frame in asyncio.run(round_()):
+        shown = frame.get("event")
+        if kind != "leave" or shown is not None:
+            assert is_allowed(name, shown), f"{note}: {kind} {frame}"
+    rows = server.request("GET", f"/channels/{channel}/rows", headers=bearer(text)).json["rows"]
+    newest = {one["subject"]: one for one in [*steps, last]}
+    allowed = {key for key, one in newest.items() if is_allowed(name, one)}
+    assert {row["key"] for row in rows} == allowed, note
+    for key in newest:
+        one = server.request("GET", f"/channels/{channel}/rows/{key}", headers=bearer(text))
+        assert (one.status == 200) == (key in allowed), f"{note}: {key} {one}"

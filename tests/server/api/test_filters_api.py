@@ -95,6 +95,9 @@ def test_validate(server):
     assert answer.json["valid"] is True
     assert len(answer.json["id"]) == 64
     assert answer.json["canonical"]
+    assert answer.json["cost"]["kind"] == "indexed"
+    scanned = call(server, "POST", "/filters/validate", {"not": EQUALS}).json["cost"]
+    assert (scanned["kind"], scanned["scans"], scanned["found_by"]) == ("scanned", 1, [])
 
 
 def test_odd_bodies(server):

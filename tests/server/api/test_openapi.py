@@ -11,6 +11,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import (
+    negative_data_rejection,
     positive_data_acceptance,
     unsupported_method,
 )
@@ -60,6 +61,8 @@ def test_answers_are_as_described(server, case):
     base = f"http://127.0.0.1:{server.port}"
     operation = case.operation.definition.raw["operationId"]
     excluded = [positive_data_acceptance] if operation in BEYOND_SCHEMA else []
+    # A term of a query that is a number, against the schema, is the same text in a URL.
+    excluded += [negative_data_rejection] if operation in {"rows", "row"} else []
     excluded += [unsupported_method] if operation in OTHER_METHODS else []
     if operation == "nextJobs" and isinstance(case.body, dict):
         wait = case.body.get("wait")

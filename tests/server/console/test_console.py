@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
-import shutil
+import re
+import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from console_tab import CHROMIUM, Tab
 from server_harness import Server, event
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+from virta import console
+
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 SCREENS = {
     "overview": "#/",
@@ -38,7 +44,6 @@ READY = {
     "pipelines": "#pipeline .empty",
     "health": "#checks li",
 }
-HARMLESS = "net::ERR_"  # a request that was cut by leaving the page
 
 
 def order(n, status="paid", total=69.08):
@@ -58,44 +63,15 @@ def served(tmp_path_factory):
         server.publish("orders", order(0), order(1, total=200), order(2, "refunded"))
         server.publish("clicks", event("c1", {"page": "/"}))
         post(server, "/journal/jobs", {"uri": "mail://shop/dies", "payload": '{"order": 1}'})
+        for reason in ("ConnectionError: refused", "TimeoutError"):
+            (job,) = post(server, "/journal/jobs/next", {})["jobs"]
+            post(server, "/journal/jobs/fail", {"key": job["key"], "reason": reason, "delay": 0})
         (job,) = post(server, "/journal/jobs/next", {})["jobs"]
         trace = "Traceback (most recent call last):\n  worker.py:61\n"
         body = {"key": job["key"], "reason": "ValueError: no", "traceback": trace, "dead": True}
         post(server, "/journal/jobs/fail", body)
         post(server, "/journal/jobs", {"uri": "crawl://partner/later", "delay": 3600})
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
-
-
-class Tab:
-    """A page that remembers what its console said."""
-
-    def __init__(self, browser, server, *, width=1440, theme="light"):
-        self.page = browser.new_page(
-            viewport={"width": width, "height": 900}, color_scheme=theme, reduced_motion="reduce"
-        )
-        self.base = f"http://127.0.0.1:{server.port}/"
-        self.errors = []
-        self.page.on("console", lambda said: said.type == "error" and self.add(said.text))
-        self.page.on("pageerror", lambda error: self.add(str(error)))
-        self.page.set_default_timeout(15_000)
-
-    def add(self, text):
-        if HARMLESS not in text:
-            self.errors.append(text)
-
-    def open(self, hash_):
-        self.page.goto("about:blank")
-        self.page.goto(self.base + hash_)
-        return self.page
 
 
 @pytest.fixture
@@ -145,6 +121,51 @@ def test_the_page_is_strict(served):
     assert served.request("GET", "/", headers=etag).status == 304
     for path in ("/console/none.js", "/console/../errors.py", "/console/__init__.py"):
         assert served.request("GET", path).status == 404
+
+
+def test_files_are_small_and_known(served):
+    """All files together fit the budget as they are sent, and vendored ones are those that are listed."""
+    vendor = Path(console.__file__).parent / "vendor"
+    listed = dict(re.findall(r"^\| `(\S+)` .*`([0-9a-f]{64})` \|$", (vendor / "VENDORED.md").read_text(), re.MULTILINE))  # fmt: skip
+    sizes = {}
+    for path in Path(console.__file__).parent.rglob("*.*"):
+        name = path.relative_to(Path(console.__file__).parent).as_posix()
+        if path.suffix in {".js", ".css", ".html", ".svg"}:
+            answer = served.request("GET", f"/console/{name}", headers={"Accept-Encoding": "gzip"})
+            assert gzip.decompress(answer.body) == path.read_bytes()
+            sizes[name] = len(answer.body)
+
+    assert sum(sizes.values()) < 150_000
+    assert {
+        name: hashlib.sha256((vendor / name).read_bytes()).hexdigest() for name in listed
+    } == listed
+    assert {path.name for path in vendor.iterdir()} - set(listed) == {
+        "VENDORED.md",
+        "uplot-LICENSE.txt",
+    }
+
+
+def test_a_chart_is_read_by_keys_and_as_a_table(tab, served):
+    """Arrow keys show single values; the table has the same ones, newest first."""
+    page = tab.open("#/")
+    page.wait_for_selector("#c-flow canvas")
+    page.focus("#c-flow .plot")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_selector("#c-flow .tip:not([hidden])")
+    assert "events in" in page.inner_text("#c-flow .tip")
+
+    page.locator(".as-table").first.click()
+    page.wait_for_selector("#c-flow .values tbody tr")
+    heads = page.locator("#c-flow .values th").all_inner_texts()
+    times = page.locator("#c-flow .values td:first-child").all_inner_texts()
+    found = accessibility(page)
+    page.locator(".as-table").first.click()
+    page.wait_for_selector("#c-flow canvas", state="visible")
+
+    assert heads == ["Time", "events in", "deliveries out"]
+    assert times == sorted(times, reverse=True)
+    assert found == []
+    assert tab.errors == []
 
 
 def test_numbers_move_when_events_flow(tab, served):
@@ -290,6 +311,9 @@ def test_kick_requeue_and_pause(tab, served):
     page.wait_for_selector("#jobs tr:has-text('mail://shop/dies')")
     page.wait_for_selector(".trace:has-text('worker.py:61')")
     assert "ValueError" in page.locator(".trace b").text_content()
+    attempts = page.locator(".attempts li").all_text_contents()
+    assert [text.split()[1][0] for text in attempts] == ["3", "2", "1"]
+    assert "ConnectionError: refused" in attempts[2]
     page.click("#requeue")
     page.wait_for_selector("#jobs .empty:has-text('No dead jobs')")
     page.click("[data-state=delayed]")
@@ -312,6 +336,7 @@ def test_keys_and_palette(tab):
     page.keyboard.press("g")
     page.keyboard.press("c")
     page.wait_for_url("**/#/channels")
+    page.wait_for_selector("h1:has-text('Channels')")  # opening a screen closes dialogs
     page.keyboard.press("Control+k")
     page.wait_for_selector("#places li:has-text('orders')")
     page.keyboard.type("orders")
@@ -401,3 +426,20 @@ def test_a_server_with_tokens_asks_for_one(browser, tmp_path):
         page.wait_for_selector(".tile .figure")
         assert page.locator("dialog.token").count() == 0
         page.close()
+
+
+def test_health_shows_captured_databases(browser, tmp_path):
+    """How far each capture is behind, and what its slot makes the database keep."""
+    db = sqlite3.connect(tmp_path / "shop.db")
+    db.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
+    db.commit()
+    db.close()
+    with Server(tmp_path / "data", "--cdc", f"sqlite:{tmp_path / 'shop.db'}") as server:
+        tab = Tab(browser, server)
+        page = tab.open("#/health")
+        row = page.locator("#captures tr", has_text="running")
+        row.wait_for()
+        assert row.locator("td").first.inner_text() == "shop sqlite"
+        assert "0 changes" in row.inner_text()
+        assert tab.errors == []
+        tab.page.close()

@@ -14,9 +14,11 @@ import uvicorn
 from server_harness import DEADLINE_S, STRUCTURED, event, read
 from uvicorn.server import ServerState
 
+from virta.access.principal import ANYONE
 from virta.filters import parse
 from virta.hub.hub import Hub
 from virta.hub.subscription import SlowPolicy
+from virta.server.access.scan_budget import ScanBudget
 from virta.server.consumers.sse import SseConsumer
 from virta.server.http.deadlines import NEVER
 from virta.server.http.server import HttpServer
@@ -261,11 +263,15 @@ def test_nothing_follows_the_end_of_a_stream():
     deadlines = []
     timers = SimpleNamespace(now=0.0, set=lambda _, deadline: deadlines.append(deadline))
     service = SimpleNamespace(
-        hub=Hub(), timers=timers, ping_s=0.1, slow_policy=SlowPolicy(seconds_max=30.0)
+        hub=Hub(),
+        timers=timers,
+        ping_s=0.1,
+        slow_policy=SlowPolicy(seconds_max=30.0),
+        scans=ScanBudget(None),
     )
     parser = SimpleNamespace(get_http_version=lambda: "1.1")
     protocol = SimpleNamespace(
-        principal=None,
+        principal=ANYONE,
         service=service,
         transport=transport,
         loop=loop,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
 
 import pytest
-from server_harness import BATCH, STRUCTURED, event
+from server_harness import BATCH, STRUCTURED, Server, event
 
 import virta
 
@@ -24,6 +25,12 @@ def raw(server, data, *, half_close=False, timeout=10):
         while piece := connection.recv(65536):
             answer += piece
         return answer
+
+
+def problem_of(answer):
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"\r\nContent-Type: application/problem+json" in head
+    return json.loads(body)
 
 
 def test_accepted_has_the_common_headers(server):
@@ -250,12 +257,51 @@ def test_missing_length(server):
 
 
 def test_limits_of_the_head(server):
-    """Request lines and heads beyond their limits get 414 and 431, and nothing else."""
-    assert raw(server, b"GET /channels/" + b"x" * 5000).startswith(b"HTTP/1.1 414 ")
-    assert raw(
-        server, b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 4000 + b"\r\nY: " + b"z" * 5000
-    ).startswith(b"HTTP/1.1 431 ")
-    assert b'"invalid-request"' in raw(server, b"\x16\x03\x01 not http\r\n\r\n")
+    """Request lines and heads beyond their limits get 414 and 431, in the shape of every error."""
+    line = raw(server, b"GET /channels/" + b"x" * 5000)
+    head = raw(server, b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 4000 + b"\r\nY: " + b"z" * 5000)
+    whole = raw(server, b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: %b\r\n\r\n" % (b"y" * 9000))
+
+    for answer, status, code in (
+        (line, 414, "request-line-too-long"),
+        (head, 431, "head-too-large"),
+        (whole, 431, "head-too-large"),
+    ):
+        problem = problem_of(answer)
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        assert (problem["status"], problem["code"]) == (status, code)
+        assert problem["message"] == problem["detail"]
+        assert str(problem["maxBytes"]) in problem["detail"]
+    assert problem_of(raw(server, b"\x16\x03\x01 not http\r\n\r\n"))["code"] == "invalid-request"
+
+
+def test_one_connection_too_many(tmp_path):
+    """It gets a 503 in the shape of every error, and the others are served."""
+    with Server(tmp_path, "--max-connections", "2", "--journal-port", "none") as server:
+        with contextlib.ExitStack() as opened:
+            for _ in range(2):
+                one = socket.create_connection(("127.0.0.1", server.port))
+                opened.enter_context(one)
+                one.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert one.recv(65536).startswith(b"HTTP/1.1 200 ")
+            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as refused:
+                answer = b""
+                while piece := refused.recv(65536):
+                    answer += piece
+        problem = problem_of(answer)
+
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nRetry-After: 1\r\n" in answer
+        assert (problem["code"], problem["limit"]) == ("too-many-connections", 2)
+
+
+def test_limits_with_the_names_of_thorium(tmp_path):
+    """Thorium's HTTP library gives no body."""
+    with Server(tmp_path, "--thorium-compatible", "--journal-port", "none") as server:
+        head, _, body = raw(server, b"GET /channels/" + b"x" * 5000).partition(b"\r\n\r\n")
+
+    assert head.startswith(b"HTTP/1.1 414 ")
+    assert body == b""
 
 
 def test_expect_continue(server):

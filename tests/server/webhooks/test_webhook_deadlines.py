@@ -120,7 +120,7 @@ async def dead_letters(port, count):
 def test_an_answer_has_one_deadline(start, hooks, drips):
     """However a sink drips, an attempt ends with the timeout, and the event is a dead letter."""
     good = hooks()
-    with start(*ALLOW, "--webhook-timeout-ms", 400, "--webhook-attempts", 1) as server:
+    with start(*ALLOW, "--webhook-timeout-ms", 1500, "--webhook-attempts", 1) as server:
         for part in PARTS:
             assert subscribe(server, drips(part), "d").status == 201
         assert subscribe(server, good, "d").status == 201
@@ -128,7 +128,7 @@ def test_an_answer_has_one_deadline(start, hooks, drips):
         assert good.ids(1) == ["1"]
         found = asyncio.run(dead_letters(server.port, len(PARTS)))
 
-    assert {letter["reason"] for letter in found} == {"no complete response within 0.4 s"}
+    assert {letter["reason"] for letter in found} == {"no complete response within 1.5 s"}
 
 
 def test_connecting_and_tls_are_part_of_it(start, drips, hooks):
@@ -242,7 +242,7 @@ def test_a_long_answer_is_cut(start, hooks):
                         connection.sendall(b"x" * 65536)
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=flood, args=(listening,))
+        thread = threading.Thread(target=flood, args=(listening,), daemon=True)
         thread.start()
         with start(*ALLOW) as server:
             body = {"sink": f"http://127.0.0.1:{listening.getsockname()[1]}/"}

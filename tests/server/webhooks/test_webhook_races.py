@@ -16,6 +16,7 @@ from test_webhooks import hooks, server, subscribe
 
 from virta.errors import LogError
 from virta.hub.delivery import Delivery
+from virta.server.access.scan_budget import ScanBudget
 from virta.server.webhooks.client import Verdict, WebhookClient
 from virta.server.webhooks.consent import Consent, new_callback_key
 from virta.server.webhooks.delivery import Webhook
@@ -63,7 +64,8 @@ def service():
     )  # fmt: skip
     made = SimpleNamespace(
         config=config, registry=Registry(), hub=SimpleNamespace(position=0, wait_past=forever),
-        logger=structlog.get_logger("test"), auth=SimpleNamespace(credentials=None),
+        logger=structlog.get_logger("test"), auth=SimpleNamespace(credentials=None), tracing=None,
+        scans=ScanBudget(1),
     )  # fmt: skip
     made.webhooks = Webhooks(made)
     yield made
@@ -110,7 +112,7 @@ def test_a_subscription_deleted_while_its_consent_is_kept_stays_deleted(service)
         key, key_hash = new_callback_key()
         running(service, Consent(key_hash=key_hash, expires=time.time() + 60))
         confirming = asyncio.ensure_future(service.webhooks.confirm("one", key, None))
-        await asyncio.to_thread(begun.wait)
+        assert await asyncio.to_thread(begun.wait, DEADLINE_S)
         assert await service.webhooks.unsubscribe("one")
         await confirming
         await service.webhooks.stop()
@@ -179,7 +181,7 @@ def test_a_dropped_subscription_waits_for_no_answer(service):
 
         hook._deliver_new = send
         task = asyncio.ensure_future(hook.run(None))
-        await asyncio.to_thread(begun.wait)
+        assert await asyncio.to_thread(begun.wait, DEADLINE_S)
         hook.deleted = True
         task.cancel()
         await asyncio.wait_for(asyncio.wait([task]), DEADLINE_S)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from virta.errors import LogGapError
-from virta.hub.delivery import Delivery, from_event, from_record, one_line_event, read_message
+from virta.event.document import one_line_event
+from virta.hub.delivery import Delivery, from_event, from_record, read_message
 from virta.hub.event_matcher import matches_everything, root_of, single_matcher
 from virta.streams import streams_match
 
@@ -92,7 +93,7 @@ def select_events(filter_: Filter, row_filter: Filter | None = None) -> Select:
         row_filter: what `virta.hub.event_matcher.restrict` left to check after it.
     """
     if row_filter is not None:
-        return _both(select_events(filter_), row_filter)
+        return _with_row_filter(select_events(filter_), row_filter)
     if matches_everything(filter_):
         return _all_events
     root = root_of(filter_)
@@ -106,7 +107,7 @@ def select_events(filter_: Filter, row_filter: Filter | None = None) -> Select:
     return select
 
 
-def _both(select: Select, row_filter: Filter) -> Select:
+def _with_row_filter(select: Select, row_filter: Filter) -> Select:
     root = root_of(row_filter)
 
     def select_both(records: Sequence[Record]) -> list[Delivery]:

@@ -122,7 +122,7 @@ class Replayer:
     def _at_offset(self, offset: int, unknown: dict[str, object]) -> Start:
         first, position = self._log.first_offset, self._hub.position
         if offset < first:
-            return Start(first, _trimmed(offset, first), self._hub.position_text(offset))
+            return Start(first, _trimmed_gap(offset, first), self._hub.position_text(offset))
         if offset <= max(position, self._log.next_offset):
             return Start(min(offset, position))
         return self._unknown(unknown)
@@ -240,7 +240,7 @@ class Replayer:
                     history.send(piece.deliveries)
                 if piece.gap is not None:
                     consumer.reached = position = piece.gap.next
-                    report_gap(_trimmed(piece.gap.first, position), position)
+                    report_gap(_trimmed_gap(piece.gap.first, position), position)
                     return position, drained()
                 consumer.reached = position = end if piece.finished else piece.next
                 wait = drained()
@@ -301,5 +301,5 @@ def _damaged(problem: Problem, end: int) -> dict[str, object]:
     return {"reason": "damaged", "from": problem.offset_from, "resumedAt": resumed}
 
 
-def _trimmed(first: int, next_: int) -> dict[str, object]:
+def _trimmed_gap(first: int, next_: int) -> dict[str, object]:
     return {"reason": "trimmed", "from": first, "resumedAt": next_}

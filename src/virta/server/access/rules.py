@@ -108,6 +108,8 @@ RULES: Final[dict[str, RouteRule]] = {
     # Pipelines and the journal.
     "GET /pipelines/{name}/graph": RouteRule("pipelines", "{name}"),
     "GET /pipelines/{name}/log": RouteRule("pipelines", "{name}"),
+    "GET /captures": RouteRule("pipelines"),
+    "GET /captures/{name}": RouteRule("pipelines", "{name}"),
     "GET /pipelines": RouteRule("pipelines"),
     "GET /pipelines/{name}": RouteRule("pipelines", "{name}"),
     **{f"POST /pipelines/{{name}}/{o}": RouteRule("pipelines", "{name}") for o in ("start", "stop", "restart")},

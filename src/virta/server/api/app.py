@@ -23,6 +23,7 @@ from virta.filters.tree import conditions
 from virta.journal.protocol import problems
 from virta.journal.serving.http import STATUS as JOURNAL_STATUS
 from virta.server.access.rules import guard_routes
+from virta.server.api.captures import CapturesApi
 from virta.server.api.channels import ChannelsApi
 from virta.server.api.description.asyncapi import asyncapi
 from virta.server.api.description.openapi import openapi
@@ -89,6 +90,7 @@ def build_app(service: Service) -> ASGIApp:
         *SubscriptionsApi(service).routes(),
         *PipelineDetailsApi(service).routes(),
         *PipelinesApi(service).routes(),
+        *CapturesApi(service).routes(),
     ]
     if service.journal is not None:
         routes += JournalApi(service, service.journal.node).routes()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,8 +21,10 @@ from starlette.routing import Route
 from virta.errors import RequestError
 from virta.filters import DIALECTS, parse
 from virta.filters.tree import conditions
+from virta.match import filter_cost
 from virta.server.access.rules import principal_of, require
-from virta.server.api.description.schemas import FilterIds, FilterValidation
+from virta.server.access.scan_budget import REGISTERED, FilterPlace
+from virta.server.api.description.schemas import FilterIds, FilterPrice, FilterValidation
 from virta.server.api.handler import ApiHandler, ErrorsAsRefusals, not_found, read_json
 
 if TYPE_CHECKING:
@@ -54,9 +57,24 @@ class FiltersApi(ApiHandler):
     async def register(self, request: Request) -> Response:
         source, dialect = _source_and_dialect(await read_json(request))
         index, collection = _place(request)
-        registry = self._service.registry
-        answer = await _in_thread(registry.register, index, collection, source, dialect)
-        return self._json(answer, 200 if answer["diff"] is False else 201)
+        service, owner = self._service, principal_of(request).id
+        filter_ = await _in_thread(parse, source, dialect)
+        known = service.registry.find(index, collection, filter_)
+        place = FilterPlace(REGISTERED, f"{index}/{collection}")
+        lease = service.scans.reserve(owner, place, [filter_] if known is None else [])
+        try:
+            register = partial(service.registry.register, owner=owner, filter_=filter_)
+            answer = await _in_thread(register, index, collection, source, dialect)
+        except BaseException:
+            lease.release()
+            raise
+        if answer["diff"] is False:
+            lease.release()
+            return self._json(answer)
+        service.filter_leases[answer["id"]] = lease
+        if service.registry.get(answer["id"]) is None:  # removed meanwhile
+            service.filter_removed(answer["id"])
+        return self._json(answer, 201)
 
     async def ids(self, request: Request) -> Response:
         """Return the ids of a collection; a request for a stream of `events` names no filter."""
@@ -88,12 +106,13 @@ class FiltersApi(ApiHandler):
             channel = registered.channel
             self._service.audit.acted("filter_removed", principal.id, id=id_, channel=channel)
         if await _in_thread(self._service.registry.remove, id_):
-            self._service.end_filter_streams(id_)
+            self._service.filter_removed(id_)
         return self._no_content()
 
     async def validate(self, request: Request) -> Response:
         source, dialect = _source_and_dialect(await read_json(request))
         filter_ = await _in_thread(parse, source, dialect)
+        cost = await _in_thread(filter_cost, filter_)
         standing = [
             group.size for _, group in self._service.hub.groups() if group.filter.id == filter_.id
         ]
@@ -103,6 +122,7 @@ class FiltersApi(ApiHandler):
             canonical=msgspec.Raw(filter_.canonical().encode()),
             conditions=sum(1 for _ in conditions(filter_.tree)),
             subscribers=sum(standing),
+            cost=FilterPrice(cost.kind, cost.scans, list(cost.found_by), list(cost.python)),
         )
         return self._json(view)
 

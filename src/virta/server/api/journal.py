@@ -9,6 +9,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from virta.access.journal import JobRights
 from virta.journal.serving.guard import RequestGuard
 from virta.journal.serving.http import BODY_BYTES_MAX, Handler
 from virta.server.access.rules import principal_of
@@ -17,30 +18,14 @@ from virta.server.http.asgi_bridge import DISCONNECTED
 from virta.server.http.responses import NO_STORE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.requests import Request
 
-    from virta.access.grants import Rights
     from virta.journal.serving.commit_loop import CommitLoop
     from virta.server.service import Service
 
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 # How soon a client that waits for a job is answered when the server drains.
 DRAIN_CHECK_S = 0.25
-
-
-class JobRights:
-    """The rights of a principal to jobs; a grant with a row filter gives none, since jobs are no events."""
-
-    def __init__(self, rights: Rights, is_active: Callable[[], bool] = lambda: True) -> None:
-        self._rights = rights
-        self.is_active = is_active
-        self.is_unlimited = rights.has_all("jobs")
-
-    def allows(self, domain: str) -> bool:
-        permission = self._rights.permission("jobs", domain)
-        return permission is not None and permission.row_filter is None
 
 
 class AnythingConvertor(PathConvertor):

@@ -9,19 +9,24 @@ import msgspec
 from starlette.routing import Route
 
 from virta.errors import LogError, RequestError, ViewError
+from virta.event.row_changes import ROOT_AUTO, row_of
 from virta.hub.resume.positions import ResumePosition
 from virta.server.access.rules import principal_of
 from virta.server.api.handler import ApiHandler, not_found
-from virta.server.consumers.view_options import read_view_request, refusal_of
+from virta.server.consumers.view_options import (
+    read_view_request,
+    refusal_of,
+    release_view,
+    reserve_view,
+)
 from virta.server.http.responses import log_refusal
-from virta.views.tables.changes import ROOT_AUTO, row_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
     from virta.server.consumers.view_options import ViewRequest
-    from virta.views.live_views import LiveTable
+    from virta.views.live_table import LiveTable
     from virta.views.view import View
 
 # Rows of one response; a larger result is read as a live view, in pieces.
@@ -59,11 +64,10 @@ class RowsApi(ApiHandler):
         table = live.table
         position = table.position
         found = [(table.keys[n], table.offsets[n]) for n in numbers]
+        events = await self._events(asked, live, numbers)
         rows = [
             {"key": key, "offset": offset, "event": msgspec.Raw(event)}
-            for (key, offset), event in zip(
-                found, await self._events(asked, live, [o for _, o in found]), strict=True
-            )
+            for (key, offset), event in zip(found, events, strict=True)
             if event is not None
         ]
         place = ResumePosition(asked.tag(self._service), position).text
@@ -77,7 +81,7 @@ class RowsApi(ApiHandler):
         if not live.table.has(view, key):
             raise not_found(f"no row of channel {asked.channel!r} has the key {key!r}")
         offset = live.table.row_offset(key)
-        event = (await self._events(asked, live, [offset]))[0]
+        event = (await self._events(asked, live, [live.table.numbers[key]]))[0]
         if event is None:
             raise not_found(f"the row {key!r} is no longer in the log")
         return self._json({"key": key, "offset": offset, "event": msgspec.Raw(event)})
@@ -91,19 +95,25 @@ class RowsApi(ApiHandler):
             raise RequestError(
                 400, "invalid-option", "rows have no $select, $group and $since: use /live"
             )
+        lease = reserve_view(self._service, asked)
         try:
             live, view = await self._service.views.open(asked.channel, asked.rule, asked.filter)
         except ViewError as error:
             raise refusal_of(error) from error
         except LogError as error:
             raise log_refusal(error) from error
+        finally:
+            release_view(self._service, lease)
         return asked, live, view
 
     async def _events(
-        self, asked: ViewRequest, live: LiveTable, offsets: list[int]
+        self, asked: ViewRequest, live: LiveTable, numbers: list[int]
     ) -> list[bytes | None]:
-        """Return what is shown of the events at these offsets; None for one that is no longer in the log."""
-        values = {o: value for o in offsets if (value := live.table.values.get(o)) is not None}
+        """Return what is shown of these rows as they are now; None for one that is no longer in the log."""
+        table = live.table
+        offsets = [table.offsets[n] for n in numbers]
+        cached = [(table.offsets[n], table.values.get(n)) for n in numbers]
+        values = {offset: value for offset, value in cached if value is not None}
         missing = [o for o in offsets if o not in values]
         for start in range(0, len(missing), READ_ROWS):
             values |= await live.read_values(missing[start : start + READ_ROWS])

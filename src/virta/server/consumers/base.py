@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 from virta.errors import FilterError, HubError, LogError, RequestError
 from virta.filters.query_string import parse
 from virta.hub.stream_consumer import StreamConsumer
+from virta.server.access.scan_budget import STREAM, FilterPlace
 
 if TYPE_CHECKING:
     from virta.filters import Filter
     from virta.hub.resume.positions import Place
     from virta.hub.resume.replay import Start
     from virta.hub.subscription import ChannelSubscription
+    from virta.server.access.scan_budget import ScanLease
     from virta.server.http.connection import HttpConnection
 
 # Why a stream ends whose principal has expired or was revoked.
@@ -31,7 +33,15 @@ ACCESS_ENDED = "access-ended"
 class HttpConsumer:
     """One connection that receives events."""
 
-    __slots__ = ("_connection", "_drained", "_principal", "_replay", "_service", "subscriber")
+    __slots__ = (
+        "_connection",
+        "_drained",
+        "_principal",
+        "_replay",
+        "_scans",
+        "_service",
+        "subscriber",
+    )
 
     def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
@@ -40,6 +50,7 @@ class HttpConsumer:
         self.subscriber: ChannelSubscription | StreamConsumer | None = None
         self._replay: asyncio.Task[None] | None = None
         self._drained: asyncio.Future[None] | None = None  # done when the transport accepts bytes
+        self._scans: ScanLease | None = None  # its filter, if every event has to test it
 
     # Called by the hub.
 
@@ -145,6 +156,12 @@ class HttpConsumer:
         """End the stream after an error of the server."""
         raise NotImplementedError
 
+    def _reserve(self, subscription: ChannelSubscription) -> None:
+        """Count the filter of a subscription; raise RequestError beyond the principal's budget."""
+        place = FilterPlace(STREAM, subscription.channel)
+        scans = self._service.scans
+        self._scans = scans.reserve(self._principal.id, place, [subscription.filter])
+
     def _attach(self) -> None:
         """Receive events from the hub's present position on."""
         hub, subscriber = self._service.hub, self.subscriber
@@ -159,6 +176,8 @@ class HttpConsumer:
             hub.detach_streams(subscriber)
         elif subscriber is not None:
             hub.detach(subscriber)
+        if self._scans is not None:
+            self._scans.release()
 
     def _replay_from(self, channel: str, place: Place) -> None:
         """Send history from a place in the log, then attach."""

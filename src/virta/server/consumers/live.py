@@ -1,5 +1,5 @@
 """
-Consumers of live views: `GET /channels/NAME/live` as server-sent events or over a WebSocket.
+Consumers of live views: `GET /channels/NAME/live` as server-sent events; `live_socket.py` has WebSockets.
 
     begin ──► table, pass (may take seconds) ──► head ──► frames of `virta.views.consumer`
                      └──► refusal, with its own status
@@ -13,16 +13,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from websockets.frames import CloseCode
-
 from virta.clock import now_us, time_text
 from virta.errors import HubError, LogError, RequestError, ViewError
-from virta.hub.frames import LAST_CHUNK, chunk, named_frame, websocket_text
+from virta.hub.frames import LAST_CHUNK, chunk, named_frame
 from virta.server.consumers.base import HttpConsumer
-from virta.server.consumers.handshake import check_handshake
-from virta.server.consumers.view_options import LIVE as LIVE_PATH
-from virta.server.consumers.view_options import ViewRequest, read_view_request, refusal_of
-from virta.server.consumers.websocket import WebSocket
+from virta.server.consumers.view_options import (
+    ViewRequest,
+    read_view_request,
+    refusal_of,
+    release_view,
+    reserve_view,
+)
 from virta.server.http.responses import CLOSE, KEEP, SSE_HEAD
 from virta.views.aggregates import AggregateFold
 from virta.views.frames import AGGREGATE, EMPTY_ID, LIVE, NO_ID, SNAPSHOT, FrameEncoder, ViewFrame
@@ -30,10 +31,11 @@ from virta.views.frames import AGGREGATE, EMPTY_ID, LIVE, NO_ID, SNAPSHOT, Frame
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from virta.server.access.scan_budget import ScanLease
     from virta.server.http.connection import HttpConnection
     from virta.server.service import Service
     from virta.views.consumer import ViewConsumer
-    from virta.views.live_views import LiveTable
+    from virta.views.live_table import LiveTable
     from virta.views.view import View
 
 # At most one `aggregate` in this time.
@@ -63,8 +65,26 @@ class LiveDriver:
         self._aggregates_sent = False
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+        self._scans: ScanLease | None = None
 
-    async def open(self) -> tuple[LiveTable, View]:
+    async def connect(self) -> LiveTable:
+        """
+        Open the view and attach its consumer; return the view's table.
+
+        Raises:
+            RequestError: refused, or failed unexpectedly, which is logged.
+        """
+        try:
+            live, view = await self._open()
+            await self._attach(live, view)
+        except RequestError:
+            raise
+        except Exception as error:
+            self._service.logger.exception("view_failed")
+            raise RequestError(500, "internal-failure") from error
+        return live
+
+    async def _open(self) -> tuple[LiveTable, View]:
         """
         Return the table and the view.
 
@@ -72,6 +92,7 @@ class LiveDriver:
             RequestError: the view cannot be opened.
         """
         request = self._request
+        self._scans = reserve_view(self._service, request)
         try:
             return await self._service.views.open(request.channel, request.rule, request.filter)
         except ViewError as error:
@@ -81,7 +102,7 @@ class LiveDriver:
         except HubError as error:
             raise RequestError(503, error.code, error.message) from error
 
-    async def attach(self, live: LiveTable, view: View) -> None:
+    async def _attach(self, live: LiveTable, view: View) -> None:
         """Begin the consumer; an aggregate is complete when this returns."""
         self._live = live
         position, reset = self._request.position(self.tag)
@@ -114,6 +135,9 @@ class LiveDriver:
             self._fold_ready.cancel()
         if self.consumer is not None:
             self.consumer.close()
+        if self._scans is not None:
+            release_view(self._service, self._scans)
+            self._scans = None
 
     def ping(self) -> ViewFrame | None:
         """Return a ping, or None before the first frame."""
@@ -257,14 +281,9 @@ class LiveStream(HttpConsumer, LiveTransport):
 
     async def _start(self) -> None:
         try:
-            live, view = await self._driver.open()
-            await self._driver.attach(live, view)
+            live = await self._driver.connect()
         except RequestError as error:
             self._refuse(error)
-            return
-        except Exception:
-            self._service.logger.exception("view_failed")
-            self._refuse(RequestError(500, "internal-failure"))
             return
         if self._finished:
             return
@@ -362,113 +381,6 @@ class LiveStream(HttpConsumer, LiveTransport):
         self._driver.close()
         self._connection.transport.close()
         self._service.timers.set(self._connection, self._connection.loop.time() + 30.0)
-
-
-class LiveSocket(WebSocket, LiveTransport):
-    """A live view over a WebSocket: each frame is one text."""
-
-    texts = True
-    form = "websocket"
-
-    def __init__(self, connection: HttpConnection, method: bytes) -> None:
-        WebSocket.__init__(self, connection, method)
-        self._driver: LiveDriver | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._early = b""
-        self._stalled_since: float | None = None
-
-    def open(self, rest: bytes) -> None:
-        """Check the request; the handshake is answered when the view is ready."""
-        connection = self._connection
-        path, _, query = connection.url.partition(b"?")
-        headers = dict(connection.headers)
-        self._early = rest
-        try:
-            check_handshake(headers)
-            request = read_view_request(self._service, path, query, headers, self._principal)
-            self._driver = LiveDriver(self._service, request, self)
-        except RequestError as error:
-            self._refuse(error)
-            return
-        self._task = asyncio.ensure_future(self._begin_view(connection.headers))
-
-    async def _begin_view(self, headers: list[tuple[bytes, bytes]]) -> None:
-        assert self._driver is not None
-        try:
-            live, view = await self._driver.open()
-            await self._driver.attach(live, view)
-        except RequestError as error:
-            self._refuse(error)
-            return
-        except Exception:
-            self._service.logger.exception("view_failed")
-            self._refuse(RequestError(500, "internal-failure"))
-            return
-        if self._connection.ended or self._connection.transport.is_closing():
-            return
-        self._connection.headers = headers  # they were released with the request
-        early, self._early = self._early, b""
-        self._answer(early)
-        self._connection.headers = []
-        if self._open:
-            self._driver.begin()
-
-    def data_received(self, data: bytes) -> None:
-        if self._open:
-            super().data_received(data)
-        else:
-            self._early += data
-
-    def _on_frame(self, frame: Any) -> None:
-        """Ignore texts: a client of a view only receives."""
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stalled_since = self._connection.loop.time()
-
-    def resume_writing(self) -> None:
-        self._stalled_since = None
-        super().resume_writing()
-        if self._driver is not None:
-            self._driver.pump()
-
-    def _ping(self, now: float) -> float | None:
-        if not self._open:
-            return now + float(self._service.ping_s)
-        stall_s = self._service.views.limits.view_stall_s
-        if self._stalled_since is not None and now - self._stalled_since >= stall_s:
-            self.end(f"nothing was taken for {stall_s} s")
-            return None
-        due = now - self._pinged_at >= self._service.ping_s
-        frame = self._driver.ping() if due and self._driver is not None else None
-        if frame is not None and not self.write_blocked:
-            assert self._driver is not None
-            self._driver.send([frame])
-        return super()._ping(now)
-
-    def connection_lost(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        if self._driver is not None:
-            self._driver.close()
-        super().connection_lost()
-
-    @property
-    def write_blocked(self) -> bool:
-        return not self._open or self._connection.write_paused
-
-    def join(self, frames: list[bytes]) -> bytes:
-        return b"".join([websocket_text(frame) for frame in frames])
-
-    def finish_live(self, reason: str) -> None:
-        if self._driver is not None:
-            self._driver.close()
-        self._close(CloseCode.TRY_AGAIN_LATER, reason)
-
-
-def socket_type(url: bytes) -> type[WebSocket]:
-    """Return the type of a WebSocket for a URL."""
-    return LiveSocket if LIVE_PATH.match(url) else WebSocket
 
 
 def open_live(connection: HttpConnection) -> LiveStream:

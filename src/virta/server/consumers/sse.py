@@ -166,6 +166,7 @@ class SseConsumer(HttpConsumer):
     def begin(self) -> None:
         """Write the head and `connect`, and start delivering."""
         service, subscription = self._service, self.subscription
+        self._reserve(subscription)
         if self._start is None:
             self._attach()
         fields = self.cors + b"Virta-Position: %d\r\n" % service.hub.position

@@ -8,6 +8,7 @@ Options begin with `$`; every other parameter is a term of the query:
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote_plus
@@ -15,21 +16,23 @@ from urllib.parse import unquote_plus
 import msgspec
 
 from virta.errors import FilterError, RequestError, ViewError
+from virta.event.row_changes import ROOT_AUTO, ROOTS, KeyRule
 from virta.filters import parse as parse_filter
 from virta.filters.query_string import parse as parse_query_string
 from virta.hub.resume.positions import parse_position
 from virta.server.access.rules import require
+from virta.server.access.scan_budget import VIEW, FilterPlace
 from virta.server.http.routes import CHANNELS, form_decode, parse_channel_path
 from virta.server.http.stream_options import split_parameters
 from virta.views.aggregates import Selection
 from virta.views.frames import Projection
-from virta.views.tables.changes import ROOT_AUTO, ROOTS, KeyRule
 from virta.views.view import ViewFilter, view_tag
 
 if TYPE_CHECKING:
     from virta.access.principal import Principal
     from virta.filters import Filter
     from virta.hub.resume.positions import ResumePosition
+    from virta.server.access.scan_budget import ScanLease
     from virta.server.service import Service
 
 LIVE = re.compile(rb"/channels/[^/?]+/live/?(?:$|\?)")
@@ -56,6 +59,7 @@ class ViewRequest(NamedTuple):
     fields: Projection | None
     selection: Selection | None
     since: str
+    principal: str
 
     def tag(self, service: Service) -> str:
         """Return the tag of this view's positions."""
@@ -109,7 +113,22 @@ def read_view_request(
     except ViewError as error:
         raise refusal_of(error) from None
     since = headers.get(b"last-event-id", b"").decode("latin-1") or given.get("$since", "")
-    return ViewRequest(channel, rule, ViewFilter(own, row_filter, row), fields, selection, since)
+    filter_ = ViewFilter(own, row_filter, row)
+    return ViewRequest(channel, rule, filter_, fields, selection, since, principal.id)
+
+
+def reserve_view(service: Service, request: ViewRequest) -> ScanLease:
+    """Count the filter of a view; raise RequestError beyond the principal's budget."""
+    # A channel may have a table for each key rule; each has an index of its own.
+    place = FilterPlace(VIEW, f"{request.channel} {request.rule.text}")
+    return service.scans.reserve(
+        request.principal, place, [part for _, part in request.filter.parts]
+    )
+
+
+def release_view(service: Service, lease: ScanLease) -> None:
+    """Release the filter of a view when it need not stand any longer: some time after its consumer has left."""
+    asyncio.get_running_loop().call_later(service.views.limits.view_linger_s, lease.release)
 
 
 def refusal_of(error: ViewError) -> RequestError:

@@ -173,6 +173,7 @@ class WebSocket(HttpConsumer):
         )
         if self._positions:
             subscription.report_overflow = self._send_overflow
+        self._reserve(subscription)
         self.subscriber = subscription
         if self._start is None:
             self._attach()

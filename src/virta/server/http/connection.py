@@ -23,7 +23,7 @@ from uvicorn.protocols.utils import get_local_addr
 from virta.access.principal import ANYONE
 from virta.errors import FilterError, HubError, RequestError
 from virta.server.consumers.handshake import head_without_upgrade, upgrade_protocol
-from virta.server.consumers.live import socket_type
+from virta.server.consumers.live_socket import socket_type
 from virta.server.consumers.websocket import WebSocket
 from virta.server.http import limits, responses
 from virta.server.http.asgi_bridge import AsgiBridge
@@ -83,7 +83,6 @@ class HttpConnection(asyncio.Protocol):
         self._reading_paused = self.write_paused = False
         self.local_address: str | None = None
         self._body_bytes = 0  # of the arriving body
-        self._limit_status: int | None = None  # of the limit that is exceeded
 
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
@@ -105,7 +104,8 @@ class HttpConnection(asyncio.Protocol):
             transport.close()
             return
         if len(self.server.connections) > service.config.max_connections:
-            transport.write(responses.empty(503).to_bytes(close=True))
+            refusal = limits.too_many_connections(service.config.max_connections)
+            transport.write(service.responder.refusal(refusal).to_bytes(close=True))
             self.end()
             return
         service.timers.set(self, self.loop.time() + service.idle_s)
@@ -241,8 +241,7 @@ class HttpConnection(asyncio.Protocol):
             return  # type: ignore[unreachable]  # feeding the parser changes both
         arriving = self._in_head or self._body_is_arriving
         if self._sizes.is_too_large(self.url, in_head=self._in_head, in_body=arriving):
-            self._limit_status = 431
-            self._refuse_unreadable(httptools.HttpParserError())
+            self._refuse_unreadable(self._sizes.head_too_large())
             return
         if arriving:
             if self._body_bytes:
@@ -297,8 +296,7 @@ class HttpConnection(asyncio.Protocol):
     def on_url(self, url: bytes) -> None:
         self.url += url
         if self._sizes.is_line_too_long(self.url):
-            self._limit_status = 414
-            raise ValueError("the request line is too long")
+            raise self._sizes.line_too_long()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # trailers are not headers: the checks of the head have not seen them
@@ -309,8 +307,7 @@ class HttpConnection(asyncio.Protocol):
         service, parser = self.service, self.parser
         unknown_head, self._fast.unknown_head = self._fast.unknown_head, b""
         if self._sizes.is_head_too_large(self.headers):
-            self._limit_status = 431
-            raise ValueError("the request head is too large")
+            raise self._sizes.head_too_large()
         self._method = method = parser.get_method()
         version = parser.get_http_version()
         access = service.auth.check(
@@ -400,11 +397,14 @@ class HttpConnection(asyncio.Protocol):
         self.consumer = consumer
         try:
             consumer.begin()
-        except (FilterError, HubError) as error:
-            # The matcher or the hub does not accept it; nothing is written yet.
+        except (FilterError, HubError, RequestError) as error:
+            # The matcher, the hub or a budget does not accept it; nothing is written yet.
+            consumer.connection_lost()
             self.consumer = None
-            status = 400 if isinstance(error, FilterError) else 503
-            request.refuse(RequestError(status, error.code, error.message), close=True)
+            if not isinstance(error, RequestError):
+                status = 400 if isinstance(error, FilterError) else 503
+                error = RequestError(status, error.code, error.message)
+            request.refuse(error, close=True)
             return
         self._release_http()
         if paused:
@@ -459,12 +459,9 @@ class HttpConnection(asyncio.Protocol):
         self._ignoring_input = True
         self.between_requests = False
 
-    def _refuse_unreadable(self, error: httptools.HttpParserError) -> None:
+    def _refuse_unreadable(self, error: httptools.HttpParserError | RequestError) -> None:
         """Refuse what is not HTTP, or exceeds its limits; the parser cannot continue."""
         self.ignore_input()
-        if self._limit_status is not None:
-            self._complete_last(responses.empty(self._limit_status), self.request)
-            return
         refusal = limits.parser_refusal(error, self.service.body_bytes_max)
         if refusal is None:
             self.service.logger.error("request_failed", exc_info=error.__context__)

@@ -14,17 +14,19 @@ parser (`virta.server.http.connection`), which gives the same responses.
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from virta.errors import LogError, RequestError
 from virta.hub.event_batch import EventBatch
+from virta.hub.event_matcher import all_satisfy
 from virta.server.event_input import STRUCTURED, read_events, read_structured
 from virta.server.http import responses
-from virta.server.http.head_cache import END_OF_HEAD, HeadAccess, HeadCache, KnownHead
+from virta.server.http.head_cache import END_OF_HEAD, HeadCache, KnownHead
 from virta.server.http.requests import check_row_filter
 from virta.server.http.response_queue import PendingResponse
 
 if TYPE_CHECKING:
+    from virta.filters import Filter
     from virta.hub.delivery import Delivery
     from virta.hub.publisher import Part
     from virta.server.http.connection import HttpConnection
@@ -143,8 +145,18 @@ class FastInput:
         self._piece = self.unknown_head = b""
 
 
-# The connection that waits for a response, its times, and what it published.
-Waiting = tuple[FastInput, Times, "Part"]
+# A connection, its head, the bytes of its request, and since when they arrived if not at once.
+Arrived = tuple[FastInput, KnownHead, bytes, float]
+# The connection that waits for a response, its times, what it publishes, and its head.
+Waiting = tuple[FastInput, Times, "Part", KnownHead]
+
+
+class LimitedPublications(NamedTuple):
+    """The publications of one turn that one row filter limits."""
+
+    row_filter: Filter
+    waiting: list[Waiting]
+    events: list[Delivery]  # of those with one event
 
 
 class FastPublisher:
@@ -152,8 +164,7 @@ class FastPublisher:
 
     def __init__(self, service: Service, heads: HeadCache) -> None:
         self.heads = heads
-        # (connection, head, bytes, since when they arrived if not at once)
-        self.arrived: list[tuple[FastInput, KnownHead, bytes, float]] = []
+        self.arrived: list[Arrived] = []
         self._service = service
 
     def run(self) -> None:
@@ -163,28 +174,81 @@ class FastPublisher:
             return
         self.arrived = []
         service = self._service
-        publisher = service.publisher
         service.requests += len(arrived)
         service.translations += len(arrived)
+        began = perf_counter()
+        waiting, by_filter = self._read_arrived(arrived, began)
+        if by_filter:
+            waiting = self._check_rows(waiting, by_filter)
+        service.translation_seconds += perf_counter() - began
+        self._publish(waiting)
+        service.publisher.write()
+
+    def _read_arrived(
+        self, arrived: list[Arrived], began: float
+    ) -> tuple[list[Waiting], dict[int, LimitedPublications]]:
+        """Read what has arrived, refuse what is invalid; return the rest, and what of it row filters limit."""
+        waiting: list[Waiting] = []
+        by_filter: dict[int, LimitedPublications] = {}
+        now, rates_limited = self._service.now, self._service.auth.is_rate_limited
+        head: KnownHead | None = None
+        for input_, known, data, since in arrived:
+            if known is not head:  # almost always all have the same head
+                head = known
+                size, start, channel, _, mode, _, access = known
+                is_small = mode is STRUCTURED and size < TIMED_BYTES
+                checked = access is not None and (rates_limited or access.principal.expires <= now)
+                limited = None if access is None else _limited(by_filter, access.row_filter)
+            read_ms = _elapsed_ms(since, began) if since else 0
+            parse_ms = 0
+            try:
+                if is_small:
+                    event = read_structured(channel, data[start:])
+                    part: Part = [event]
+                else:
+                    part, parse_ms = self._read(known, data)
+                if checked:
+                    self._check_access(known, input_)
+            except Exception as error:  # noqa: BLE001
+                self._refuse(input_, error, read_ms)
+                continue
+            one = (input_, (read_ms, parse_ms), part, known)
+            waiting.append(one)
+            if limited is not None:
+                _, limited_waiting, limited_events = limited
+                limited_waiting.append(one)
+                if is_small:
+                    limited_events.append(event)
+        return waiting, by_filter
+
+    def _check_rows(
+        self, waiting: list[Waiting], by_filter: dict[int, LimitedPublications]
+    ) -> list[Waiting]:
+        """Refuse publications that their publisher's row filter excludes; return the others."""
+        refused: set[int] = set()
+        for row_filter, limited, events in by_filter.values():
+            # One call of the matcher for all events under one filter, which almost always hold it.
+            if len(events) == len(limited) and all_satisfy(row_filter, events):
+                continue
+            for input_, (read_ms, _), part, _ in limited:
+                try:
+                    check_row_filter(row_filter, part)
+                except RequestError as error:
+                    self._refuse(input_, error, read_ms)
+                    refused.add(id(input_))
+        return [one for one in waiting if id(one[0]) not in refused] if refused else waiting
+
+    def _publish(self, read: list[Waiting]) -> None:
+        """Give publications to the publisher, in runs up to the limits; refuse what is beyond its capacity."""
+        service = self._service
+        publisher = service.publisher
         capacity = publisher.capacity
         size = number = 0
         drafts: list[Delivery] = []
         parts: list[Part] = [drafts]
         waiting: list[Waiting] = []
-        began = perf_counter()
-        for input_, known, data, since in arrived:
-            read_ms = _elapsed_ms(since, began) if since else 0
-            parse_ms = 0
-            try:
-                if known.mode is STRUCTURED and known.size < TIMED_BYTES:
-                    part: Part = [read_structured(known.channel, data[known.start :])]
-                else:
-                    part, parse_ms = self._read(known, data)
-                if known.access is not None:
-                    self._check_access(known.access, part, input_)
-            except Exception as error:  # noqa: BLE001
-                self._refuse(input_, error, read_ms)
-                continue
+        for one in read:
+            input_, times, part, known = one
             size += known.size
             if waiting and (
                 capacity <= 0  # the refusal reports how much is in progress
@@ -195,8 +259,7 @@ class FastPublisher:
                 drafts, waiting, size, number = [], [], known.size, 0
                 parts = [drafts]
             if capacity <= 0:
-                refusal = service.overloaded(len(part))
-                input_.refuse(refusal, service.responder.timings(read_ms, parse_ms))
+                input_.refuse(service.overloaded(len(part)), service.responder.timings(*times))
                 continue
             capacity -= len(part)
             number += len(part)
@@ -205,11 +268,9 @@ class FastPublisher:
                 parts += [part, drafts]
             else:
                 drafts += part
-            waiting.append((input_, (read_ms, parse_ms), part))
-        service.translation_seconds += perf_counter() - began
+            waiting.append(one)
         if waiting:
             publisher.add(parts, _Answers(service, waiting))
-        publisher.write()
 
     def _read(self, known: KnownHead, data: bytes) -> tuple[Part, int]:
         """Return the events of a body and the milliseconds that parsing took."""
@@ -219,17 +280,16 @@ class FastPublisher:
         part = read_events(channel, attributes, content_type, mode, data, start, percent=percent)
         return part, int((perf_counter() - began) * 1000)
 
-    def _check_access(self, access: HeadAccess, part: Part, input_: FastInput) -> None:
-        """Refuse a publication whose principal has expired, sends too much, or may not publish such events."""
-        service, connection = self._service, input_.connection
+    def _check_access(self, known: KnownHead, input_: FastInput) -> None:
+        """Refuse a publication whose principal has expired or sends too much."""
+        service, connection, access = self._service, input_.connection, known.access
+        assert access is not None
         if access.principal.expires <= service.now:
             raise RequestError(401, "unauthorized", "the token has expired", reason="token-expired")
         if service.auth.is_rate_limited and connection is not None:
             refusal = service.auth.check_rates(access.principal, connection.transport)
             if refusal is not None:
                 raise refusal
-        if access.row_filter is not None:
-            check_row_filter(access.row_filter, part)
 
     def _refuse(self, input_: FastInput, error: Exception, read_ms: int) -> None:
         if not isinstance(error, RequestError):
@@ -237,6 +297,15 @@ class FastPublisher:
             self._service.logger.error("request_failed", exc_info=error)
             error = RequestError(500, "internal-failure")
         input_.refuse(error, self._service.responder.timings(read_ms))
+
+
+def _limited(
+    by_filter: dict[int, LimitedPublications], row_filter: Filter | None
+) -> LimitedPublications | None:
+    """Return where publications under a row filter are collected; None if there is no filter."""
+    if row_filter is None:
+        return None
+    return by_filter.setdefault(id(row_filter), LimitedPublications(row_filter, [], []))
 
 
 def _elapsed_ms(since: float, now: float) -> int:
@@ -256,16 +325,19 @@ class _Answers:
     def __call__(self, error: LogError | None) -> None:
         if error is not None:
             refusal = responses.log_refusal(error)
-            for input_, times, _ in self._waiting:
+            for input_, times, _, _ in self._waiting:
                 input_.refuse(refusal, self._service.responder.timings(*times))
             return
         service = self._service
+        if service.tracing is not None:
+            for _, _, part, _ in self._waiting:
+                service.tracing.published(part, self._since)
         responder = service.responder
         encode_ms = int((perf_counter() - self._since) * 1000)
         head = responder.accepted_head()
         tails: dict[Times, bytes] = {}
         first = responder.reserve_ids(len(self._waiting))
-        for number, (input_, times, part) in enumerate(self._waiting, first):
+        for number, (input_, times, part, _) in enumerate(self._waiting, first):
             tail = tails.get(times)
             if tail is None:
                 tail = tails[times] = responder.accepted_tail(*times, encode_ms)

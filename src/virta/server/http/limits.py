@@ -110,6 +110,34 @@ class ArrivalSizes:
         self._framing += self._arriving
         return in_body and self._framing > self._head_max
 
+    def line_too_long(self) -> RequestError:
+        limit = self._line_max
+        return RequestError(
+            414,
+            "request-line-too-long",
+            f"the request line is longer than {limit} bytes: send a shorter query, or raise "
+            "--max-request-line-bytes",
+            maxBytes=limit,
+        )
+
+    def head_too_large(self) -> RequestError:
+        limit = self._head_max
+        return RequestError(
+            431,
+            "head-too-large",
+            f"the headers are larger than {limit} bytes: send less, or raise --max-header-bytes",
+            maxBytes=limit,
+        )
+
+
+def too_many_connections(limit: int) -> RequestError:
+    return RequestError(
+        503,
+        "too-many-connections",
+        f"{limit} connections are open: close some, or raise --max-connections",
+        limit=limit,
+    )
+
 
 def too_many_unfinished(bodies: UnfinishedBodies) -> RequestError:
     return RequestError(
@@ -146,8 +174,12 @@ def check_encodings(headers: Headers) -> None:
             )
 
 
-def parser_refusal(error: httptools.HttpParserError, bytes_max: int) -> RequestError | None:
+def parser_refusal(
+    error: httptools.HttpParserError | RequestError, bytes_max: int
+) -> RequestError | None:
     """Return the refusal of a request that the parser could not read; None for an error of the server."""
+    if isinstance(error, RequestError):
+        return error
     if isinstance(error, httptools.HttpParserCallbackError):
         return error.__context__ if isinstance(error.__context__, RequestError) else None
     reason = str(error)

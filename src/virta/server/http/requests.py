@@ -210,6 +210,9 @@ class HttpRequest(PendingResponse):
         if error is not None:
             self.refuse(responses.log_refusal(error), close=False)
             return
+        tracing = self.connection.service.tracing
+        if tracing is not None:
+            tracing.published(self._part, self._started)
         response, close = self.success(), self.is_last
         if close:
             response = response.replace(responses.KEEP, responses.CLOSE, 1)

@@ -57,6 +57,8 @@ BY_STATUS = {
     503: {"Retry-After": str(RETRY_AFTER_S)},
 }
 BY_CODE = {"unsupported-content-encoding": {"Accept-Encoding": "identity"}}
+# Refusals of Thorium's HTTP library, which have no body.
+EMPTY_IN_THORIUM = frozenset({"request-line-too-long", "head-too-large", "too-many-connections"})
 ACCEPTED_BODY = b'{"code":"accepted"}'
 # The time in `ce-time` is renewed this often, and is not needed more precisely.
 CLOCK_S = 0.001
@@ -103,11 +105,6 @@ class HttpResponse(NamedTuple):
             more,
             b"" if head_only else self.body,
         )
-
-
-def empty(status: int) -> HttpResponse:
-    """Return a status without a body: the response to a client that exceeds the limits of HTTP."""
-    return HttpResponse(status, NO_STORE | BY_STATUS.get(status, {}))
 
 
 def preflight(requested_headers: bytes) -> HttpResponse:
@@ -219,6 +216,8 @@ class Responder:
             headers = {"Content-Type": "text/plain; charset=UTF-8"} | headers
             body = error.message.encode("utf-8", "replace")
             return HttpResponse(error.status, NO_STORE | headers, body)
+        if self._thorium and error.code in EMPTY_IN_THORIUM:
+            return HttpResponse(error.status, NO_STORE | headers)
         if self._thorium:
             members: dict[str, object] = {"code": error.code}
             if error.message:

@@ -236,7 +236,7 @@ class Figures:
             jobs=jobs,
             oldest_ready_seconds=oldest,
             webhooks=len(hooks),
-            webhooks_failing=sum(bool(hook.last_error) for hook in hooks),
+            webhooks_failing=sum(hook.is_failing for hook in hooks),
             pipelines=len(pipelines) + len(service.pipelines.invalid),
             pipelines_failed=pipelines.count("failed") + len(service.pipelines.invalid),
         )  # fmt: skip

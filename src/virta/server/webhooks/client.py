@@ -144,9 +144,9 @@ class WebhookClient:
             status, headers = await self._exchange(self._method, body, kind)
         except FAILURES as error:
             return SinkAnswer(Verdict.RETRY, self._reason(error))
-        if 200 <= status < 300:
-            return SinkAnswer(Verdict.DELIVERED, "")
         reason = f"status {status}"
+        if 200 <= status < 300:
+            return SinkAnswer(Verdict.DELIVERED, reason)
         if status == 410:
             return SinkAnswer(Verdict.GONE, reason)
         if status in {408, 425, 429} or status >= 500:

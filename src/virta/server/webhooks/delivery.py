@@ -33,6 +33,7 @@ from virta.server.webhooks.signing import read_secret, signature_headers
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
+    from virta.server.access.scan_budget import ScanLease
     from virta.server.service import Service
     from virta.server.webhooks.outbound import Resolver
 
@@ -66,6 +67,8 @@ class Webhook:
         self.delivered = 0
         self.dead_letters = 0
         self.last_error = ""
+        self.is_failing = False  # since the last answer
+        self._last_answer = ("", 0)  # with its time in microseconds
         self._service = service
         self.channel: str = description["config"]["channel"]
         self.filter, self._row_filter = restrict(
@@ -73,6 +76,7 @@ class Webhook:
         )
         secrets = description.get("protocolsettings", {}).get("secrets", [])
         self._keys = [key for key in map(read_secret, secrets) if key is not None]
+        self.scans: ScanLease | None = None  # its filter, if every event has to test it
         self._client = self.new_client(service.webhooks.resolver)
         self._granted = asyncio.Event()
         self._sent_at = 0.0  # when the last request was sent, by the loop's clock
@@ -110,6 +114,11 @@ class Webhook:
             self.state = ACTIVE
         self._granted.set()
 
+    def release(self) -> None:
+        """Count its filter no longer: it gets no more events."""
+        if self.scans is not None:
+            self.scans.release()
+
     def record(self) -> dict[str, Any]:
         return to_record(self.description, self.consent, self.owner)
 
@@ -118,6 +127,9 @@ class Webhook:
         status = SubscriptionStatus(
             self.state, self.cursor, self.delivered, self.dead_letters, self.last_error
         )
+        answer, answered = self._last_answer
+        if answered:
+            status.last_answer, status.last_answer_time = answer, time_text(answered)
         if self.consent.expires is not None:
             status.expires = time_text(int(self.consent.expires * 1_000_000))
         if self.consent.rate is not None:
@@ -137,7 +149,7 @@ class Webhook:
                 try:
                     await self._deliver_new(executor)
                 except LogError as error:
-                    self.last_error = error.message
+                    self.last_error, self.is_failing = error.message, True
                     service.logger.warning("webhook_log_failed", id=self.id, reason=error.message)
                     await asyncio.sleep(FAILED_S)
                 except Exception as error:
@@ -197,6 +209,8 @@ class Webhook:
         first = min(config.webhook_backoff_ms / 1000, BACKOFF_S_MAX)
         for attempt in range(1, config.webhook_attempts + 1):
             answer = await self._send(delivery)
+            self._last_answer = (answer.reason, now_us())
+            self.is_failing = answer.verdict is not Verdict.DELIVERED
             if answer.verdict is Verdict.DELIVERED:
                 self.delivered += 1
                 return
@@ -221,7 +235,12 @@ class Webhook:
         self._sent_at = loop.time()
         outbound = self._service.webhooks.outbound
         signed = self.signature(f"{self.id}.{delivery.offset}", delivery.value)
-        request = self._request = outbound.submit(self._client.deliver(delivery.value, signed))
+        tracing = self._service.tracing
+        span = None if tracing is None else tracing.deliver(delivery, self.id)
+        headers = signed if span is None else signed | span.headers
+        request = self._request = outbound.submit(self._client.deliver(delivery.value, headers))
+        if span is not None:
+            request.add_done_callback(lambda done: span.end(_problem(done)))
         try:
             return await asyncio.shield(asyncio.wrap_future(request))
         except asyncio.CancelledError:
@@ -294,6 +313,17 @@ def without_secrets(description: dict[str, Any]) -> dict[str, Any]:
     if settings.get("secrets"):
         shown["secrets"] = [True] * len(settings["secrets"])
     return description | {"protocolsettings": shown}
+
+
+def _problem(request: Future[SinkAnswer]) -> str | None:
+    """Return why a finished request did not deliver its event."""
+    if request.cancelled():
+        return "cancelled"
+    error = request.exception()
+    if error is not None:
+        return str(error)
+    answer = request.result()
+    return None if answer.verdict is Verdict.DELIVERED else answer.reason
 
 
 def build_filter(description: dict[str, Any]) -> Filter:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from virta.errors import ConfigError, HubError, LogError
+from virta.server.access.scan_budget import WEBHOOK, FilterPlace
 from virta.server.webhooks.addresses import SinkRules
 from virta.server.webhooks.consent import Consent, from_record, new_callback_key
 from virta.server.webhooks.delivery import EXPIRED, GONE, PENDING, Webhook
@@ -73,6 +74,8 @@ class Webhooks:
                 # quotes the address, which may contain a password.
                 self._service.logger.warning("webhook_unusable", id=id_, code=error.code)
             else:
+                place = FilterPlace(WEBHOOK, id_)
+                hook.scans = self._service.scans.charge(owner.principal, place, [hook.filter])
                 self._run(hook)
 
     def stop_soon(self) -> list[asyncio.Task[None]]:
@@ -125,6 +128,9 @@ class Webhooks:
             await self._handshake(hook, callback)
             await self._store_cursor(hook)
             await self._store(hook)
+        except BaseException:
+            hook.release()
+            raise
         finally:
             del self._in_handshake[id_]
         self._run(hook)
@@ -145,6 +151,7 @@ class Webhooks:
             raise HubError(f"{id_} is being changed already", code="invalid-subscription")
         hook, callback = self._new_hook(id_, description, cursor or 0, owner)
         self._in_handshake[id_] = hook
+        old = None
         try:
             await self._handshake(hook, callback)
             old = self.hooks.get(id_)
@@ -160,6 +167,9 @@ class Webhooks:
                 return None
         finally:
             del self._in_handshake[id_]
+            for one in (hook, old):
+                if one is not None and self.hooks.get(id_) is not one:
+                    one.release()
         self._run(hook)
         return hook
 
@@ -177,11 +187,18 @@ class Webhooks:
     def _new_hook(
         self, id_: str, description: dict[str, Any], cursor: int, owner: Owner
     ) -> tuple[Webhook, str | None]:
-        """Return a webhook that is not running, and the address at which its sink may consent later."""
+        """
+        Return a webhook that is not running, and the address at which its sink may consent later.
+
+        Raises:
+            RequestError: its filter is beyond the owner's budget for scanned filters.
+        """
         key, key_hash = new_callback_key()
         expires = time.time() + self._service.config.webhook_consent_ms / 1000
         consent = Consent(None, key_hash, expires)
         hook = Webhook(self._service, id_, description, cursor, consent, owner)
+        place = FilterPlace(WEBHOOK, id_)
+        hook.scans = self._service.scans.reserve(owner.principal, place, [hook.filter])
         if self._callback_url is None:
             return hook, None
         return hook, f"{self._callback_url}/subscriptions/{id_}/confirm?key={key}"
@@ -248,6 +265,7 @@ class Webhooks:
         if hook is None:
             return False
         hook.deleted = True
+        hook.release()
         await _cancel(hook)
         await self.write(self._service.registry.drop_subscription, id_)
         return True
@@ -273,6 +291,7 @@ class Webhooks:
 
     async def _run_to_end(self, hook: Webhook) -> None:
         await hook.run(self._executor)
+        hook.release()
         if hook.state == EXPIRED:
             self._service.logger.info("webhook_consent_expired", id=hook.id)
             self.hooks.pop(hook.id, None)

@@ -375,11 +375,13 @@ JOURNAL_ERRORS = {
     507: Answer("No space.", _PROBLEM),
 }
 State = Annotated[str, Meta(extra_json_schema={"enum": [*STATE_NAMES]})]
-StateAsked = Annotated[str, Meta(extra_json_schema={"enum": [*STATE_NAMES[:5]]})]
+StateAsked = Annotated[str, Meta(extra_json_schema={"enum": [*STATE_NAMES[:5], ""]})]  # empty: any
 JobView = result_of(
     "JobView", uri=str, key=str, domain=str, state=State,
     priority=int, start=int, timestamp=int, attempts=int, payload_bytes=int,
 )  # fmt: skip
+JobFailure = result_of("JobFailure", attempt=int, ended=int, reason=str)
+JobShown = result_of("JobShown", uri=str, key=str, domain=str, state=State, attempts=int, max_attempts=int, failures=array(JobFailure))  # fmt: skip
 JobLease = result_of(
     "JobLease", key=Name, uri=Name, payload=Any, deadline=float | None, attempts=int
 )
@@ -441,11 +443,11 @@ JOURNAL = [
     ],
     _journal(
         "GET /jobs", "listJobs", result_of("JobPage", jobs=array(JobView)),
-        query("domain", str, "Only of this domain."), query("state", StateAsked, "Only in this state."),
+        query("domain", str, "Only of this domain."), query("state", StateAsked, "Only in this state; empty is any."),
         query("limit", Count, "At most so many."), query("offset", Count, "Skip so many."),
     ),
     _journal("POST /jobs", "pushJob", result_of("JobPushed", uri=Name, timestamp=int), body=PushBody, status=201),
-    _journal("GET /jobs/show", "showJob", JobView, query("uri", str, "Its uri."), query("key", str, "Or its key.")),
+    _journal("GET /jobs/show", "showJob", JobShown, query("uri", str, "Its uri."), query("key", str, "Or its key.")),
     _journal("POST /jobs/next", "nextJobs", Leases, body=NextBody, body_required=False),
     _journal("GET /stats", "journalStats", dict[str, Any], query("domain", str, "Of this domain.")),
     *[

@@ -76,6 +76,15 @@ class FilterIds(Struct):
     ids: list[str]
 
 
+class FilterPrice(Struct):
+    """How events find a filter; `scans` is what it uses of a principal's budget for scanned filters."""
+
+    kind: Literal["indexed", "verified", "scanned"]
+    scans: int
+    found_by: list[str]
+    python: list[str]
+
+
 class FilterValidation(Struct):
     """`subscribers` have an equal query now."""
 
@@ -84,6 +93,7 @@ class FilterValidation(Struct):
     canonical: Any
     conditions: int
     subscribers: int
+    cost: FilterPrice
 
 
 class FilterDescription(Struct):
@@ -202,6 +212,8 @@ class SubscriptionStatus(Struct, rename="camel", omit_defaults=True):
     delivered: int
     dead_letters: int
     last_error: str
+    last_answer: str | UnsetType = UNSET
+    last_answer_time: str | UnsetType = UNSET
     expires: str | UnsetType = UNSET
     allowed_rate: int | UnsetType = UNSET
 
@@ -230,6 +242,7 @@ class PipelineView(Struct):
     reason: str | UnsetType | None = UNSET
     restarts: int | UnsetType = UNSET
     log: str | UnsetType | None = UNSET
+    sinks: dict[str, Any] | UnsetType = UNSET
     rows: float | UnsetType = UNSET
     rows_per_second: float | UnsetType = UNSET
     late: int | UnsetType = UNSET

@@ -19,8 +19,9 @@ from starlette.routing import Route
 
 from virta.errors import RequestError
 from virta.event import document_of
+from virta.event.document import one_line_event
 from virta.filters import parse
-from virta.hub.delivery import Delivery, one_line_event
+from virta.hub.delivery import Delivery
 from virta.hub.event_matcher import DOCUMENT, matches_everything, restrict, root_of, single_matcher
 from virta.jsontext import check_depth
 from virta.server.access.rules import principal_of, refused, require

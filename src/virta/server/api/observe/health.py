@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import platform
 import time
@@ -14,9 +15,16 @@ from starlette.routing import Route
 from virta import __version__, files, native
 from virta.clock import time_text
 from virta.errors import RequestError
+from virta.server.access.auth import requires_credentials
 from virta.server.access.hosts import is_loopback
 from virta.server.api.handler import ApiHandler, ErrorsAsRefusals
-from virta.server.api.observe.schemas import HealthCheck, HealthView, SegmentView, VerifyView
+from virta.server.api.observe.schemas import (
+    HealthCheck,
+    HealthView,
+    SegmentView,
+    TierView,
+    VerifyView,
+)
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
     from virta.log import Log
     from virta.server.api.observe.schemas import CheckState
     from virta.server.service import Service
+    from virta.tier.background import ShippingStatus
 
 SEGMENTS_MAX = 200  # listed, newest first
 PROBLEMS_MAX = 100
@@ -51,14 +60,15 @@ class HealthApi(ApiHandler):
 
     async def show(self, request: Request) -> Response:  # noqa: ARG002
         service = self._service
-        checks = sorted(
-            [*_log_checks(service), *_access_checks(service), *_part_checks(service)],
-            key=lambda check: ORDER[check.state],
-        )
         with ErrorsAsRefusals():
             segments = await asyncio.to_thread(segment_views, service.log)
+        tier = None if service.shipper is None else tier_view(service.shipper.status(), segments)
+        checks = [*_log_checks(service), *_access_checks(service), *_part_checks(service)]
+        if tier is not None:
+            checks.append(_tier_check(tier))
+        checks.sort(key=lambda check: ORDER[check.state])
         view = HealthView(
-            checks[0].state, checks, segments[:SEGMENTS_MAX], len(segments), _versions()
+            checks[0].state, checks, segments[:SEGMENTS_MAX], len(segments), _versions(), tier
         )
         return self._json(view)
 
@@ -97,6 +107,26 @@ def segment_views(log: Log) -> list[SegmentView]:
     ]  # fmt: skip
 
 
+def tier_view(status: ShippingStatus, segments: list[SegmentView]) -> TierView:
+    """Return how far the store is behind the log."""
+    pending = 0.0
+    for one in segments:
+        count = max(one.next_offset - one.base_offset, 1)
+        left = one.next_offset - max(one.base_offset, status.next_offset)
+        pending += one.bytes * max(left, 0) / count
+    return TierView(status.url, status.next_offset, status.lag, math.ceil(pending), status.problem)
+
+
+def _tier_check(tier: TierView) -> HealthCheck:
+    if tier.problem is not None:
+        return HealthCheck("tier", "wrong", f"The log is not shipped to {tier.url}: {tier.problem}")
+    if tier.pending_records:
+        text = f"{tier.pending_records:,} records are not in {tier.url} yet"
+    else:
+        text = f"Every record is in {tier.url}"
+    return HealthCheck("tier", "ok", text)
+
+
 def _log_checks(service: Service) -> list[HealthCheck]:
     found = []
     trouble = service.follower.trouble
@@ -132,17 +162,17 @@ def _access_checks(service: Service) -> list[HealthCheck]:
     config = service.config
     found = []
     local = is_loopback(config.host)
-    tokens = config.token_file is not None
-    if not tokens and not local:
+    asks = requires_credentials(config)
+    if not asks and not local:
         text = (
             f"Everyone who reaches {config.host} may do anything: give tokens instead of --insecure"
         )
         found.append(HealthCheck("tokens", "wrong", text))
-    elif not tokens:
+    elif not asks:
         text = "No tokens: programs on this machine may do anything, other machines reach nothing"
         found.append(HealthCheck("tokens", "ok", text))
     else:
-        found.append(HealthCheck("tokens", "ok", "Every request needs a token"))
+        found.append(HealthCheck("tokens", "ok", "Every request needs a token, a JWT or a session"))
     if config.tls_cert is None and not local:
         text = (
             "No TLS: tokens and events cross the network in clear; give --tls-cert, or use a proxy"
@@ -167,7 +197,7 @@ def _part_checks(service: Service) -> list[HealthCheck]:
         text = f"{last.pipelines_failed} of {last.pipelines} pipelines failed or have a wrong file"
         found.append(HealthCheck("pipelines", "wrong", text))
     if last.webhooks_failing:
-        text = f"{last.webhooks_failing} of {last.webhooks} webhooks had an error lately"
+        text = f"{last.webhooks_failing} of {last.webhooks} webhooks had an error at their last delivery"
         found.append(HealthCheck("webhooks", "warning", text))
     plain = [name for name in native.MODULES[:4] if native.load(name) is None]
     if plain:

@@ -86,6 +86,15 @@ OBSERVING = [
         "GET /pipelines/{name}/log", "pipelineLog", {200: json("The last lines.", schemas.PipelineLog), **NO_PIPELINE},
         (PIPELINE, query("lines", Lines, "At most so many.")),
     ),
+    Operation(
+        "GET /captures", "listCaptures", {200: json("All of --cdc.", list[schemas.CaptureView])},
+        summary="The databases that are captured beside the server.",
+    ),
+    Operation(
+        "GET /captures/{name}", "showCapture",
+        {200: json("This one.", schemas.CaptureView), 404: refusal("No capture has this name.")},
+        (Parameter("name", "path", Annotated[str, Meta(min_length=1)], "A capture's name."),),
+    ),
     Operation("GET /", "console", {200: HTML}, errors=REJECTED, summary="The console.", public=True),
     Operation(
         "GET /console/{path}", "consoleFile", {200: Answer("The file."), 400: COMMON[400], 404: refusal("There is no such file.")},

@@ -40,6 +40,7 @@ __all__ = [
     "StandingView",
     "StatsView",
     "SubscriberPage",
+    "TierView",
     "VerifyView",
 ]
 
@@ -179,12 +180,23 @@ class SegmentView(Struct, rename="camel"):
     compacted: bool
 
 
+class TierView(Struct, rename="camel"):
+    """How far the log is shipped to object storage; bytes of a partly shipped segment are estimated."""
+
+    url: str
+    shipped_offset: int
+    pending_records: int
+    pending_bytes: int
+    problem: str | None
+
+
 class HealthView(Struct):
     state: CheckState
     checks: list[HealthCheck]
     segments: list[SegmentView]
     segments_total: int
     versions: dict[str, str]
+    tier: TierView | None = None
 
 
 class VerifyView(Struct):
@@ -252,3 +264,19 @@ class PipelineGraph(Struct):
 class PipelineLog(Struct):
     pipeline: str
     lines: list[str]
+
+
+class CaptureView(Struct):
+    """A database that is captured; figures are those of its last status."""
+
+    name: str
+    kind: Literal["postgres", "sqlite"]
+    state: str
+    restarts: int
+    reason: str | None
+    time: str | UnsetType = UNSET
+    records: int | UnsetType = UNSET
+    slot: str | UnsetType | None = UNSET
+    lag_bytes: int | UnsetType | None = UNSET
+    retained_bytes: int | UnsetType | None = UNSET
+    recorded: int | UnsetType = UNSET

@@ -7,6 +7,7 @@ no token: the page asks for one when the API refuses it.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
@@ -40,12 +41,14 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     # Always asked for again, and answered with 304 while it is the same: an update shows at once.
     "Cache-Control": "no-cache",
+    "Vary": "Accept-Encoding",
 }
 
 
 class ConsoleFile(NamedTuple):
     content: bytes
     headers: dict[str, str]
+    compressed: bytes  # by gzip
 
 
 class ConsoleApi(ApiHandler):
@@ -73,6 +76,8 @@ class ConsoleApi(ApiHandler):
             raise RequestError(404, "not-found")
         if request.headers.get("if-none-match") == found.headers["ETag"]:
             return Response(None, 304, found.headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(found.compressed, 200, found.headers | {"Content-Encoding": "gzip"})
         return Response(found.content, 200, found.headers)
 
 
@@ -88,7 +93,6 @@ def _read(folder: Traversable, prefix: str) -> list[tuple[str, ConsoleFile]]:
         if kind is not None:
             content = one.read_bytes()
             etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-            found.append(
-                (path, ConsoleFile(content, HEADERS | {"Content-Type": kind, "ETag": etag}))
-            )
+            headers = HEADERS | {"Content-Type": kind, "ETag": etag}
+            found.append((path, ConsoleFile(content, headers, gzip.compress(content, mtime=0))))
     return found

@@ -12,6 +12,7 @@ from virta import __version__
 from virta.clock import time_text
 from virta.errors import RequestError
 from virta.hub.frames import named_frame
+from virta.server.access.auth import requires_credentials
 from virta.server.api.handler import ApiHandler
 from virta.server.api.observe.schemas import ConsoleServer, StatsView
 from virta.server.http.responses import NO_STORE
@@ -52,7 +53,7 @@ class StatsApi(ApiHandler):
             durability=service.config.durability,
             data_dir=service.config.data_dir,
             journal=service.journal is not None,
-            tokens=service.config.token_file is not None,
+            tokens=requires_credentials(service.config),
         )
         return self._json(StatsView(server, service.figures.last))
 

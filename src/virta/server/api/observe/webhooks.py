@@ -24,6 +24,7 @@ from virta.server.api.observe.schemas import (
     SendResult,
 )
 from virta.server.api.subscriptions import may_see
+from virta.server.webhooks.client import Verdict
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -96,7 +97,8 @@ class WebhooksApi(ApiHandler):
             answer = await asyncio.wrap_future(webhooks.outbound.submit(sending))
         finally:
             webhooks.outbound.submit(client.close())
-        return SendResult(answer.verdict.name == "DELIVERED", answer.reason)
+        delivered = answer.verdict is Verdict.DELIVERED
+        return SendResult(delivered, "" if delivered else answer.reason)
 
     def _hook(self, request: Request) -> Webhook:
         hook = self._service.webhooks.hooks.get(request.path_params["id"])
