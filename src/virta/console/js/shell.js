@@ -84,6 +84,7 @@ function mark(id, value, bad) {
   box.dataset.shown = `${shown}${bad}`; box.className = `count${bad ? " bad" : ""}`;
   box.replaceChildren(...(bad && shown ? [h("span", { class: "vh" }, id === "jobs" ? "dead jobs: " : "failed: ")] : []), shown);
 }
+export const countChannels = (number) => mark("channels", number, false);
 function counts(now) {
   const dead = now.jobs?.dead ?? 0;
   mark("queries", now.subscribers, false); mark("jobs", dead, true); mark("webhooks", now.webhooks, false); mark("pipelines", now.pipelinesFailed || now.pipelines, now.pipelinesFailed > 0);
@@ -94,6 +95,7 @@ async function aboutServer() {
     const { server } = await call("/stats");
     text($("#version"), `version ${server.version}, up ${ago((Date.now() - Date.parse(server.started)) / 1000)}`); text($("#durability"), `synced to disk: ${server.durability}`);
     $("#status").title = server.dataDir;
+    countChannels((await allChannels()).length);
   } catch { /* the pill says that there is no connection */ }
 }
 

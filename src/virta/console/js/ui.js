@@ -1,4 +1,4 @@
-// Small helpers: elements, icons, figures, sparkline, chart, JSON tree. Text is always set as text, never as HTML.
+// Small helpers: elements, icons, figures, sparkline, JSON tree. Text is always set as text, never as HTML.
 const NS = "http://www.w3.org/2000/svg";
 
 export function h(tag, props, ...children) {
@@ -87,61 +87,6 @@ export function spark(box, given, { area = true, zero = false } = {}) {
   svg.children[1].setAttribute("d", d);
 }
 
-// ---- chart: lines over time in SVG; a gap in the data is a gap in the line ----
-export class Chart {
-  constructor(box, { series, format = (v) => (v < 10 && !Number.isInteger(v) ? v.toFixed(1) : short(v)), step = 1000, label }) {
-    Object.assign(this, { box, series, format, step });
-    this.svg = s("svg", { role: "img", "aria-label": label, tabindex: "0" });
-    this.tip = h("div", { class: "tip", hidden: true });
-    box.append(this.svg, this.tip);
-    this.watch = new ResizeObserver(() => this.draw()); this.watch.observe(box);
-    this.svg.addEventListener("pointermove", (e) => this.hover((e.clientX - this.svg.getBoundingClientRect().left)));
-    this.svg.addEventListener("pointerleave", () => { this.at = null; this.draw(); });
-    this.svg.addEventListener("keydown", (e) => {
-      const move = { ArrowLeft: -1, ArrowRight: 1 }[e.key];
-      if (!move) return;
-      e.preventDefault();
-      const n = this.data[0].length;
-      this.at = Math.max(0, Math.min(n - 1, (this.at ?? n - 1) + move * (e.shiftKey ? 10 : 1)));
-      this.draw();
-    });
-  }
-  set(data, end = Date.now(), step = this.step) { Object.assign(this, { data, end, step }); this.draw(); }
-  hover(x) { const n = this.data[0].length; this.at = Math.max(0, Math.min(n - 1, Math.round(((x - this.left) / this.width) * (n - 1)))); this.draw(); }
-  draw() {
-    const w = this.box.clientWidth, tall = this.box.clientHeight;
-    if (!this.data?.[0]?.length || !w) return;
-    const left = (this.left = 40), right = 8, top = 8, foot = 20, width = (this.width = w - left - right), height = tall - top - foot, n = this.data[0].length;
-    const peak = (Math.max(0, ...this.data.flat().map((v) => v ?? 0)) || 1) * 1.08, rough = peak / 4, power = 10 ** Math.floor(Math.log10(rough));
-    const tick = [1, 2, 2.5, 5, 10].map((f) => f * power).find((f) => f >= rough), max = tick * Math.ceil(peak / tick);
-    const x = (i) => left + (i / (n - 1)) * width, y = (v) => top + height - (v / max) * height, parts = [];
-    for (let v = 0; v <= max + tick / 9; v += tick) parts.push(s("line", { class: v ? "grid" : "axis", x1: left, x2: w - right, y1: Math.round(y(v)), y2: Math.round(y(v)) }), s("text", { x: left - 8, y: y(v) + 3.5, "text-anchor": "end" }, this.format(v)));
-    const spanMs = n * this.step, marks = width < 420 ? 3 : width < 700 ? 4 : 6;
-    const every = [15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600].map((e) => e * 1000).find((e) => spanMs / e <= marks) ?? spanMs;
-    const local = new Date(this.end).getTimezoneOffset() * 60000;
-    for (let t = Math.ceil((this.end - spanMs - local) / every) * every + local; t <= this.end; t += every) {
-      const px = x(n - 1 - (this.end - t) / this.step);
-      if (px > left + 14 && px < w - 22) parts.push(s("text", { x: px, y: tall - 3, "text-anchor": "middle" }, clock(t).slice(0, every < 60000 ? 8 : 5)));
-    }
-    this.data.forEach((values, k) => {
-      const runs = []; // of neighbouring values
-      values.forEach((v, i) => { if (v === null || v === undefined) return; if (i && values[i - 1] !== null && values[i - 1] !== undefined) runs.at(-1).push(i); else runs.push([i]); });
-      const { color, fill, dash } = this.series[k], at = (i) => `${x(i).toFixed(1)} ${y(values[i]).toFixed(1)}`;
-      if (fill) parts.push(s("path", { class: `ar c-${color}`, d: runs.map((run) => `M${x(run[0])} ${y(0)}${run.map((i) => `L${at(i)}`).join("")}L${x(run.at(-1))} ${y(0)}Z`).join("") }));
-      parts.push(s("path", { class: `ln c-${color}${dash ? " dash" : ""}`, d: runs.map((run) => `M${run.map(at).join("L")}${run.length === 1 ? "h.1" : ""}`).join("") }));
-    });
-    if (this.at != null) {
-      parts.push(s("line", { class: "hair", x1: x(this.at), x2: x(this.at), y1: top, y2: top + height }));
-      this.data.forEach((v, k) => (v[this.at] ?? null) !== null && parts.push(s("circle", { class: `dot c-${this.series[k].color}`, r: 4, cx: x(this.at), cy: y(v[this.at]) })));
-      this.tip.replaceChildren(h("div", { class: "faint" }, clock(this.end - (n - 1 - this.at) * this.step)), ...this.data.map((v, k) => h("div", { class: "row" }, h("i", { class: `key c-${this.series[k].color}` }), `${this.series[k].name} `, h("b", {}, (v[this.at] ?? null) === null ? "none" : this.format(v[this.at])))));
-      this.tip.hidden = false;
-      const tw = this.tip.offsetWidth;
-      this.tip.style.transform = `translate(${x(this.at) + 12 + tw > w ? x(this.at) - tw - 12 : x(this.at) + 12}px, 8px)`;
-    } else this.tip.hidden = true;
-    this.svg.replaceChildren(...parts);
-  }
-}
-
 // ---- JSON with numbers as they were sent ----
 export class Exact { constructor(source) { this.source = source; } }
 export const parse = (source) => JSON.parse(source, (key, value, context) => (typeof value === "number" && !Number.isSafeInteger(value) && context?.source && String(value) !== context.source ? new Exact(context.source) : value));
@@ -195,5 +140,5 @@ export function tiles(specs) {
   const made = specs.map((t) => { const el = h("div", { class: `tile c-${t.color ?? "accent"}` }, h("div", { class: "label" }, t.label), h("div", { class: "figure" }, h("span", {}, "0"), h("small", {}, t.unit ?? "")), h("div", { class: "note clip" }), t.meter ? h("div", { class: "meter", role: "img", "aria-label": t.label }, h("i")) : h("div", { class: "spark" })); return { ...t, el, values: [] }; });
   const box = h("section", { class: "tiles", "aria-label": "Figures" }, made.map((t) => t.el));
   box.style.setProperty("--n", String(made.length));
-  return { el: box, set(index, figure, note, value) { const t = made[index], [, fig, line, draw] = t.el.children; text(fig.firstChild, figure); text(line, note); if (t.meter) draw.firstChild.style.width = `${Math.min(100, value)}%`; else { if (Array.isArray(value)) t.values = value; else if (value !== undefined) { t.values.push(value); if (t.values.length > 60) t.values.shift(); } spark(draw, t.values.slice(-60)); } } };
+  return { el: box, set(index, figure, note, value) { const t = made[index], [, fig, line, draw] = t.el.children; text(fig.firstChild, figure); fig.lastChild.hidden = figure === "none"; text(line, note); if (t.meter) draw.firstChild.style.width = `${Math.min(100, value)}%`; else { if (Array.isArray(value)) t.values = value; else if (value !== undefined) { t.values.push(value); if (t.values.length > 60) t.values.shift(); } spark(draw, t.values.slice(-60)); } } };
 }

@@ -1,6 +1,7 @@
 // Channels: all of them, with a search field.
 import { bytes, h, head, icon, int, problem, rate, since, text } from "../ui.js";
 import { allChannels, figures, poll } from "../api.js";
+import { countChannels } from "../shell.js";
 import { firstStep } from "./overview.js";
 
 const SHOWN = 200;
@@ -21,6 +22,6 @@ export default async function channels(root) {
     foot.hidden = false; foot.replaceChildren(h("span", {}, `${int(shown.length)} of ${int(list.length)} shown`), ...(list.length < known.length ? [h("span", {}, `${int(known.length)} in all`)] : []));
     facts.replaceChildren(h("span", {}, h("b", {}, int(known.length)), ` channel${known.length === 1 ? "" : "s"}`), h("span", {}, h("b", {}, int(known.reduce((n, c) => n + c.records, 0))), " events"), h("span", {}, h("b", {}, bytes(figures.last?.logBytes ?? 0)), " in the log"));
   }
-  const load = async () => { try { known = await allChannels(); draw(); } catch (error) { if (!known.length) rows.replaceChildren(h("tr", {}, h("td", { colspan: "10" }, problem(error, load)))); } };
+  const load = async () => { try { known = await allChannels(); countChannels(known.length); draw(); } catch (error) { if (!known.length) rows.replaceChildren(h("tr", {}, h("td", { colspan: "10" }, problem(error, load)))); } };
   return poll(load, 2000);
 }

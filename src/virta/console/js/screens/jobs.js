@@ -1,11 +1,12 @@
 // Jobs: domains and their states, jobs with reason and traceback, kick, requeue, drop, pause; recurring jobs.
-import { $$, ago, button, empty, h, head, icon, int, kv, pill, problem, rate, text, tree } from "../ui.js";
+import { $$, ago, button, empty, h, head, icon, int, kv, pill, problem, rate, sign, text, tree } from "../ui.js";
 import { call, poll } from "../api.js";
 import { act, closeAll, copy, curl, dialog, field, later, toast } from "../shell.js";
 
 const KINDS = [["ready", "info"], ["delayed", "alt"], ["working", "good"], ["dead", "bad"]], TABS = ["dead", "ready", "delayed", "working"], LIMIT = 200;
 const PILLS = { dead: ["bad sq", "Dead"], ready: ["info", "Ready"], delayed: ["alt ring", "Delayed"], working: ["good", "Working"], held: ["warn half", "Held"] };
 const age = (us) => (us ? ago(Math.max(0, Date.now() / 1000 - us / 1e6)) : "none"), ahead = (us) => { const left = us / 1e6 - Date.now() / 1000; return left <= 0 ? "now" : `in ${ago(Math.max(2, left))}`; };
+const since = (us) => `${age(us)} ago`.replace("now ago", "now");
 const path = (what) => `/journal/jobs/${what}`;
 
 export default async function jobs(root, { params }) {
@@ -46,8 +47,9 @@ export default async function jobs(root, { params }) {
     const [kind, ...rest] = (j.reason ?? "").split(": ");
     let payload = null; if (j.payload !== undefined) { try { payload = h("div", { class: "json", tabindex: "0", role: "region", "aria-label": "Payload" }, tree(JSON.parse(j.payload))); } catch { payload = h("pre", { class: "trace", tabindex: "0", "aria-label": "Payload" }, j.payload); } }
     panel.replaceChildren(h("header", {}, h("h2", { class: "mono clip" }, j.uri), h("div", { class: "right" }, pill(...(PILLS[j.state] ?? ["", j.state])))),
-      h("div", { class: "body" }, kv([["Domain", j.domain], ["Priority", int(j.priority)], ["Pushed", `${age(j.timestamp)} ago`.replace("now ago", "now")], ["Attempts", `${int(j.attempts)}${j.max_attempts ? ` of ${int(j.max_attempts)}` : ""}`], ["Starts", ahead(j.start)], j.died && ["Died", `${age(j.died)} ago`.replace("now ago", "now")], j.worked_until && j.state === "working" && ["Deadline", ahead(j.worked_until)], ["Persistent", j.persist ? "yes" : "no"]])),
+      h("div", { class: "body" }, kv([["Domain", j.domain], ["Priority", int(j.priority)], ["Pushed", since(j.timestamp)], ["Attempts", `${int(j.attempts)}${j.max_attempts ? ` of ${int(j.max_attempts)}` : ""}`], ["Starts", ahead(j.start)], j.died && ["Died", since(j.died)], j.worked_until && j.state === "working" && ["Deadline", ahead(j.worked_until)], ["Persistent", j.persist ? "yes" : "no"]])),
       ...(j.reason ? [h("section", { class: "section" }, h("h2", {}, j.state === "dead" ? "Why it died" : "Why the last attempt failed"), h("pre", { class: "trace", tabindex: "0", "aria-label": "Traceback" }, j.traceback ? `${j.traceback.trimEnd()}\n` : "", h("b", {}, kind), rest.length ? `: ${rest.join(": ")}` : ""))] : []),
+      ...(j.failures?.length ? [h("section", { class: "section" }, h("h2", {}, "Attempts"), h("ol", { class: "attempts" }, [...j.failures].reverse().map((f) => h("li", {}, sign("fail"), h("span", {}, `Attempt ${int(f.attempt)}`), h("time", { datetime: new Date(f.ended / 1000).toISOString(), title: new Date(f.ended / 1000).toLocaleString() }, since(f.ended)), h("p", {}, f.reason || "no reason given")))))] : []),
       h("section", { class: "section" }, h("h2", {}, "Payload"), payload ?? h("span", { class: "faint" }, "none")),
       h("footer", {}, ...(j.state === "dead" ? [button("Requeue", "restart", () => run("requeue", [j.uri], "requeued"), { class: "sm", id: "requeue", "data-writes": "" }), button("Drop", "cross", () => drop([j.uri]), { class: "sm danger", "data-writes": "" })] : j.state === "delayed" ? [button("Kick", "play", () => run("kick", [j.uri], "kicked"), { class: "sm", id: "kick", "data-writes": "" })] : []), h("span", { class: "grow" }), button("curl", "copy", () => copy(j.state === "dead" || j.state === "delayed" ? curl(path(j.state === "dead" ? "requeue" : "kick"), { body: { uri: j.uri } }) : curl(`${path("show")}?uri=${encodeURIComponent(j.uri)}`), "curl command"), { class: "sm quiet", "data-key": "y" })), h("button", { hidden: true, type: "button", "data-key": "x", onclick: () => { if (selected.has(j.uri)) selected.delete(j.uri); else selected.add(j.uri); draw(); } }));
   }

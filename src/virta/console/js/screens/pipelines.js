@@ -1,5 +1,6 @@
 // Pipelines: list, figures, graph from the file, log, restart and stop.
-import { $, Chart, button, clock, empty, h, head, icon, int, legend, pill, problem, rate, s, short, text, tiles } from "../ui.js";
+import { Chart } from "../chart.js";
+import { $, button, clock, empty, h, head, icon, int, legend, pill, problem, rate, s, short, text, tiles } from "../ui.js";
 import { call, poll } from "../api.js";
 import { act, toast } from "../shell.js";
 
@@ -17,6 +18,7 @@ export default async function pipelines(root, { name }) {
     const t = tiles([{ label: "Rows read", unit: "/s", color: "accent" }, { label: "Lag", unit: "records", color: "info" }, { label: "Watermark", unit: "s behind", color: "alt" }, { label: "Late rows", color: "warn" }, { label: "Dead rows", color: "bad" }]);
     main.replaceChildren(h("div", { class: "head" }, h("div", {}, h("div", { class: "row" }, h("h2", { class: "h1" }, p.pipeline), state), facts), h("div", { class: "row" }, button("Restart", "restart", () => order("restart", "restarting"), { id: "restart", "data-writes": "" }), button("Start", "play", () => order("start", "started"), { id: "begin", "data-writes": "" }), button("Stop", "stop", () => order("stop", "stopping"), { class: "danger", id: "stop", "data-writes": "" }))), t.el,
       h("section", { class: "card", "aria-labelledby": "h-graph" }, h("header", {}, h("h2", { id: "h-graph" }, "From source to sinks"), h("div", { class: "right" }, file)), graph), h("div", { class: "wide" }, h("section", { class: "card", "aria-labelledby": "h-log" }, h("header", {}, h("h2", { id: "h-log" }, "Log"), h("div", { class: "right" }, h("label", { class: "switch" }, follow, " Follow"))), log), h("section", { class: "card", "aria-labelledby": "h-chart" }, h("header", {}, h("h2", { id: "h-chart" }, "Rows per second"), key), h("div", { class: "body" }, box))));
+    part?.chart.close();
     const chart = new Chart(box, { series: ROWS, step: 2000, label: "Rows read per second. Arrow keys read single values." });
     part = { name: p.pipeline, state, facts, graph, file, log, follow, t, chart, key, speeds: Array(150).fill(null), rows: null };
     drawGraph(p.pipeline, graph, file);
@@ -61,5 +63,6 @@ export default async function pipelines(root, { name }) {
     if (shown !== now.pipeline) { shown = now.pipeline; open(now); }
     await fill(now);
   }
-  return poll(load, 2000);
+  const end = poll(load, 2000);
+  return () => { end(); part?.chart.close(); };
 }

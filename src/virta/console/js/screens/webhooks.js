@@ -3,7 +3,7 @@ import { button, empty, h, head, icon, int, kv, pill, problem, since, text, tree
 import { call, figures, poll } from "../api.js";
 import { act, closeAll, copy, curl, dialog, field, later, toast } from "../shell.js";
 
-const STATES = { active: ["good live", "Active"], pending: ["warn half", "Pending"], gone: ["bad sq", "Gone"], expired: ["bad sq", "Expired"] };
+const STATES = { active: ["good live", "Active"], pending: ["warn half", "Pending"], gone: ["bad sq", "Gone"], expired: ["bad sq", "Expired"], revoked: ["bad sq", "Revoked"] };
 
 export default async function webhooks(root) {
   const facts = h("p", { class: "facts" }), rows = h("tbody", { id: "webhooks" }), panel = h("aside", { class: "card", "aria-label": "Selected webhook", id: "webhook" });
@@ -23,7 +23,7 @@ export default async function webhooks(root) {
     const path = `/subscriptions/${encodeURIComponent(w.id)}`;
     const test = () => act("The test event could not be sent", () => call(`${path}/test`, { method: "POST" }), (r) => (r.delivered ? ["The sink accepted the test event", "", "good"] : ["The sink did not accept the test event", r.reason, "bad"]));
     panel.replaceChildren(h("header", {}, h("h2", { class: "mono clip" }, w.sink), h("div", { class: "right" }, pill(...STATES[w.status.state]))),
-      h("div", { class: "body" }, kv([["Channel", h("a", { href: `#/channels/${encodeURIComponent(w.config.channel)}` }, w.config.channel)], ["Filter", w.filters || w.types || w.source ? h("code", {}, JSON.stringify(w.filters ?? w.types ?? w.source)) : "everything"], ["Next offset", int(w.status.offset)], ["Behind", int(behind(w))], ["Last error", w.status.lastError ? h("span", { class: "bad" }, w.status.lastError) : "none"], w.status.allowedRate && ["Allowed", `${int(w.status.allowedRate)} a minute`], w.status.expires && ["Expires", w.status.expires], ["Id", h("code", {}, w.id)]])),
+      h("div", { class: "body" }, kv([["Channel", h("a", { href: `#/channels/${encodeURIComponent(w.config.channel)}` }, w.config.channel)], ...[["Filter", w.filters], ["Types", w.types], ["Source", w.source]].filter(([, value]) => value).map(([word, value]) => [word, h("code", {}, typeof value === "string" ? value : JSON.stringify(value))]), !w.filters && !w.types && !w.source && ["Filter", "everything"], ["Next offset", int(w.status.offset)], ["Behind", int(behind(w))], w.status.lastAnswer && ["Last answer", `${w.status.lastAnswer}, ${since(w.status.lastAnswerTime)} ago`.replace("now ago", "now")], ["Last error", w.status.lastError ? h("span", { class: "bad" }, w.status.lastError) : "none"], w.status.allowedRate && ["Allowed", `${int(w.status.allowedRate)} a minute`], w.status.expires && ["Expires", w.status.expires], ["Id", h("code", {}, w.id)]])),
       h("section", { class: "section" }, h("div", { class: "row" }, h("h2", {}, "Dead letters"), count), letters),
       h("footer", {}, button("Send a test event", "send", test, { class: "sm", id: "test-event", "data-writes": "" }), button("Delete", "cross", () => later("The webhook is deleted in 10 s", w.sink, () => act("It could not be deleted", () => call(path, { method: "DELETE" })).then(load)), { class: "sm danger", "data-writes": "" }), h("span", { class: "grow" }), button("curl", "copy", () => copy(curl(`${path}/test`, { method: "POST" }), "curl command"), { class: "sm quiet", "data-key": "y" })));
     try {
