@@ -7,14 +7,14 @@ BIN := $(VENV)/bin
 SERVE := $(VENV)/.serve
 STAMP := $(VENV)/.installed
 SERVE_EXTRAS := cli,match,server
-EXTRAS := $(SERVE_EXTRAS),spark,tier,zstd,cdc
+EXTRAS := $(SERVE_EXTRAS),spark,delta,iceberg,tier,zstd,cdc,otel
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 NATIVE := $(wildcard native/*)
 # An environment belongs to one Python version: `make test PYTHON=python3.13` after python3.11 makes it again.
 VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 MADE := $(or $(if $(PYTHON_GIVEN),,$(firstword $(wildcard $(VENV)/.python-*))),$(VENV)/.python-$(VERSION))
 
-.PHONY: help setup run demo log-demo test test-fast test-spark lint format bench bench-log bench-topics bench-match bench-journal bench-views bench-server bench-spark bench-cdc soak-server fuzz wheel clean
+.PHONY: help setup run demo log-demo test test-fast test-spark crash-spark lint format bench bench-log bench-topics bench-tier bench-match bench-journal bench-views bench-server bench-spark bench-spark-tier bench-nexmark bench-cdc soak-server fuzz wheel clean docs
 
 help:
 	@echo "make run     install what serving needs and serve on port 8232"
@@ -22,7 +22,7 @@ help:
 	@echo "make lint    ruff and mypy                  make bench  every benchmark"
 	@echo "make setup   the whole environment (.venv)  make clean  remove what make made"
 	@echo "make demo    everything at work, live       make fuzz   the native engines under sanitizers"
-	@echo "make wheel   source archive and wheel in dist/"
+	@echo "make wheel   source archive and wheel in dist/  make docs   the docs as a site in build/site"
 
 setup: $(STAMP)
 
@@ -55,8 +55,10 @@ demo: $(SERVE)
 log-demo: $(SERVE)
 	$(BIN)/python examples/log_demo.py
 
+# Two processes, each with whole files: most tests wait for processes and sockets of their own.
+# A test that hangs beyond its time limit ends its process, and with it the run.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --timeout-method thread --max-worker-restart 0
 
 test-fast: setup
 	$(BIN)/python -m pytest -m "not slow"
@@ -71,6 +73,15 @@ test-spark: $(MADE)
 	$(SPARK_VENV)/bin/python -m pip --quiet install --editable ".[$(EXTRAS)]" --group dev "pyspark[sql]==$(SPARK).*"
 	$(SPARK_VENV)/bin/python -m pytest tests/spark
 
+# Drivers and executors killed while large micro-batches go to a channel, Delta and Iceberg; needs Maven Central.
+KILLS ?= 20
+
+crash-spark: $(MADE)
+	test -x build/spark-4.1/bin/python || $(BIN)/python -m venv build/spark-4.1
+	build/spark-4.1/bin/python -m pip --quiet install --upgrade "pip>=25.1"
+	build/spark-4.1/bin/python -m pip --quiet install --editable ".[$(EXTRAS)]" --group dev "pyspark[sql]==4.1.*"
+	build/spark-4.1/bin/python tests/spark/kill_rounds.py --kills $(KILLS)
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -80,7 +91,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: bench-log bench-topics bench-match bench-journal bench-views bench-server bench-spark bench-cdc
+bench: bench-log bench-topics bench-tier bench-match bench-journal bench-views bench-server bench-spark bench-cdc
 
 bench-log: setup
 	@$(PIP) install --group bench || echo "some peers are not installable: their rows are skipped"
@@ -89,12 +100,24 @@ bench-log: setup
 bench-topics: setup
 	$(BIN)/python bench/log_topics.py $(BENCH_ARGS)
 
+bench-tier: setup
+	$(BIN)/python bench/tier_bench.py $(BENCH_ARGS)
+
 bench-journal: setup
 	@$(PIP) install --group bench || echo "some peers are not installable: their rows are skipped"
 	$(BIN)/python bench/journal_bench.py $(BENCH_ARGS)
 
 bench-spark: setup
 	$(BIN)/python bench/spark_bench.py $(BENCH_ARGS)
+	$(BIN)/python bench/spark_decode.py
+
+# Ten million events take 8 GB of disk; BENCH_ARGS="--events 1000000" for less.
+bench-nexmark: setup
+	$(BIN)/python bench/nexmark_bench.py $(BENCH_ARGS)
+
+# Spark on a log in object storage; with Parquet from the same store where 690 MB of jars can be downloaded.
+bench-spark-tier: setup
+	$(BIN)/python bench/spark_tier.py $(BENCH_ARGS)
 
 bench-cdc: setup
 	$(BIN)/python bench/cdc_bench.py $(BENCH_ARGS)
@@ -108,6 +131,7 @@ bench-views: setup
 bench-server: setup
 	@$(PIP) install --group bench || echo "some peers are not installable: their rows are skipped"
 	$(BIN)/python bench/server_bench.py $(BENCH_ARGS)
+	$(BIN)/python bench/server_access.py
 
 # Half an hour of many idle consumers, a steady stream and connections that come and go; SOAK_ARGS="--seconds 60" for less.
 soak-server: setup
@@ -127,6 +151,11 @@ fuzz: setup
 	ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	PYTHONMALLOC=malloc PYTHONPATH=$(FUZZ)/site:tests:tests/match:tests/filters $(BIN)/python $$script --seconds $(FUZZ_SECONDS) || exit 1; \
 	done
+
+# The docs as a site: build/site/index.html.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 # Source archive and wheel in dist/; a test installs both outside of the tree.
 wheel: setup

@@ -53,4 +53,5 @@ def either_kernel(request, monkeypatch):
             monkeypatch.setattr(kernel, name, getattr(codec, name))
         monkeypatch.setattr(kernel, "Kernel", plain_kernel.Kernel)
         monkeypatch.setattr(kernel, "TopicTable", topic_table.TopicTable)
+        monkeypatch.setattr(kernel, "find_places", topic_table.find_places)
     return request.param

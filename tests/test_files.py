@@ -158,7 +158,7 @@ def test_pipelines_are_private(under, monkeypatch):
 
     from virta.log.format.damage import Problem
     from virta.server.pipeline_supervisor import OutputFile
-    from virta.spark import lake
+    from virta.spark.lake.directory import only_writer
     from virta.spark.launch import java
     from virta.spark.matching import filter_set
     from virta.spark.pipeline import status
@@ -168,7 +168,7 @@ def test_pipelines_are_private(under, monkeypatch):
     monkeypatch.setattr(filter_set, "gettempdir", lambda: str(under))
     pipeline = Pipeline.__new__(Pipeline)
     monkeypatch.setattr(Pipeline, "checkpoint_path", lambda self: str(under / "a" / "checkpoint"))
-    with status.claimed(pipeline), lake.only_writer(under / "lake"):
+    with status.claimed(pipeline), only_writer(under / "lake"):
         status.write_status(pipeline, {"state": "running"})
     filter_set.write_set({"f": parse("a=1")})
     problem = Problem("00000000000000000000.puro", 0, 1, 0, None, "zero")

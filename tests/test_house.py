@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ NATIVE_LINES_MAX = 600
 NATIVE_COLUMNS_MAX = 110
 
 # Modules at the root, which import nothing of ours.
-ROOT_MODULES = {"backoff", "clock", "errors", "files", "jsontext", "native", "quantities"}
+ROOT_MODULES = {
+    "backoff", "clock", "errors", "files", "jsontext", "log_lines", "native", "quantities",
+}  # fmt: skip
 
 # Package -> packages it may import. Every package may import itself.
 ALLOWED: dict[str, set[str]] = {
@@ -60,6 +63,8 @@ ALLOWED: dict[str, set[str]] = {
 UNRESTRICTED = {"cli", "__init__", "__main__"}  # these may import anything
 # Private metaphors that were replaced by the field's own terms; they must not come back.
 RETIRED_WORDS = r"asker|awake|hearers?|keepers?|lanes?|parcels?|settle[ds]?|shelf|shelves|steward|told|twins?|whoever|whoso"
+# As names of functions, classes and modules they meant several things each.
+RETIRED_NAMES = {"gone", "hear", "held", "hold", "look", "room", "settle", "spot", "tell", "told"}
 # The blocking and asyncio clients of the journal have the names of the server's clients on purpose.
 SHARED_CLASS_NAMES = {"AsyncClient", "Client"}
 
@@ -118,6 +123,13 @@ def test_public_class_names_are_unique():
     assert set(shared) <= SHARED_CLASS_NAMES, shared
 
 
+def test_test_modules_have_unique_names():
+    """pytest imports test modules by their bare name: two of one name stop the whole run."""
+    found = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+
+    assert [name for name, count in found.items() if count > 1] == []
+
+
 def test_native_files_fit():
     """C and C++ files stay under 600 lines of at most 110 columns."""
     for path in sorted((ROOT / "native").glob("*.[ch]*")):
@@ -163,6 +175,24 @@ def test_retired_words():
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if (match := retired.search(line))
     ]
+
+    assert found == []
+
+
+def test_retired_names():
+    """One verb, one meaning: nothing we define has a name that meant several things."""
+    found = []
+    for path in MODULES:
+        names = [(path.stem, 1)] + [
+            (node.name, node.lineno)
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        ]
+        found += [
+            f"{path.relative_to(SRC)}:{line}: {name}"
+            for name, line in names
+            if name.lower().strip("_") in RETIRED_NAMES
+        ]
 
     assert found == []
 

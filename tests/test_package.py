@@ -110,7 +110,7 @@ def test_serving_installs_only_what_it_needs(clone):
     assert "spark" not in run
     assert "--group dev" not in run
     assert test.count("--editable") == 1
-    assert '"virta[cli,match,server,spark,tier,zstd,cdc]" --group dev' in test
+    assert '"virta[cli,match,server,spark,delta,iceberg,tier,zstd,cdc,otel]" --group dev' in test
 
     stamps = clone / ".venv"
     stamps.mkdir()

@@ -108,3 +108,60 @@ def test_nothing_is_overwritten(saved, tmp_path):
     assert "not empty" in run("restore", saved, "--data-dir", tmp_path / "data", expect=1).stderr
     missing = run("backup", tmp_path / "c", "--data-dir", tmp_path / "none", expect=1).stderr
     assert "no data directory" in missing
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A data directory with some events and a token."""
+    with virta.open(tmp_path / "data" / "log") as log:
+        log.append_many([("orders", b"", b'{"n": %d}' % n) for n in range(50)])
+    run("token", "create", "--data-dir", tmp_path / "data", "--all")
+    return tmp_path / "data"
+
+
+def test_a_backup_in_object_storage(small, tmp_path):
+    """It comes back the same, leaves nothing behind on the disk, and is never written over."""
+    pytest.importorskip("obstore", reason="object storage needs obstore")
+    url = f"file://{tmp_path}/store/monday"
+    said = json.loads(run("backup", url, "--data-dir", small, "--json").stdout)
+    run("restore", url, "--data-dir", tmp_path / "again")
+    with virta.open(tmp_path / "again" / "log") as log:
+        values = [bytes(record.value) for record in log.read()]
+        assert not log.verify().problems
+
+    assert said["backup"] == url
+    assert values == [b'{"n": %d}' % n for n in range(50)]
+    assert (tmp_path / "again" / "access" / "tokens.json").read_bytes() == (small / "access" / "tokens.json").read_bytes()  # fmt: skip
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "store", "again"}
+    assert "is not empty" in run("backup", url, "--data-dir", small, expect=1).stderr
+
+
+@pytest.mark.parametrize("harm", ["unfinished", "changed", "missing", "outside"])
+def test_a_damaged_backup_in_object_storage(small, tmp_path, harm):
+    """It is refused, and no data directory is made."""
+    pytest.importorskip("obstore", reason="object storage needs obstore")
+    store = tmp_path / "store"
+    run("backup", f"file://{store}", "--data-dir", small)
+    tokens = store / "data" / "access" / "tokens.json"
+    manifest = store / "backup.json"
+    if harm == "unfinished":
+        manifest.unlink()
+    elif harm == "changed":
+        tokens.write_bytes(b"{}")
+    elif harm == "missing":
+        tokens.unlink()
+    else:
+        described = json.loads(manifest.read_text())
+        described["files"]["../../outside"] = described["files"]["access/tokens.json"]
+        manifest.write_text(json.dumps(described))
+    said = run("restore", f"file://{store}", "--data-dir", tmp_path / "again", expect=1).stderr
+
+    expected = {
+        "unfinished": "it is no backup, or was not finished",
+        "changed": "this backup is damaged",
+        "missing": "has no object data/access/tokens.json",
+        "outside": "names files outside of the backup",
+    }
+    assert expected[harm] in said
+    assert not (tmp_path / "again").exists()
+    assert not (tmp_path / "outside").exists()

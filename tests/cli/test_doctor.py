@@ -54,6 +54,16 @@ def test_a_missing_extra_is_no_error(findings, monkeypatch):
     assert "no no-such-package: pip install virta[match]" in found["extra match"]["detail"]
 
 
+@pytest.mark.parametrize(("module", "state"), [("json.decoder", "ok"), ("no_such.module", "missing")])  # fmt: skip
+def test_a_package_that_python_replaces(findings, monkeypatch, module, state):
+    """What the standard library of a newer Python has needs no package, as zstd from 3.14 on."""
+    monkeypatch.setitem(doctor.EXTRAS, "zstd", ("no-such-package",))
+    monkeypatch.setitem(doctor.STANDARD, "no-such-package", module)
+    _, found = findings()
+
+    assert found["extra zstd"]["state"] == state
+
+
 def test_a_native_module_that_is_not_built(monkeypatch):
     """It is missing, not wrong: the plain engine works."""
     monkeypatch.setattr(doctor, "MODULES", ("virta.log._missing",))

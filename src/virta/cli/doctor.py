@@ -33,11 +33,16 @@ EXTRAS = {
     "server": ("uvicorn", "starlette"),
     "match": ("google-re2",),
     "spark": ("pyspark", "pyarrow", "pandas"),
+    "delta": ("deltalake",),
+    "iceberg": ("pyiceberg",),
     "tier": ("obstore",),
     "zstd": ("backports.zstd",),
     "cdc": ("psycopg2-binary",),
     "cli": ("rich",),
+    "otel": ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"),
 }
+# Packages whose module is in the standard library of newer Pythons.
+STANDARD = {"backports.zstd": "compression.zstd"}
 
 
 @dataclass(frozen=True)
@@ -113,16 +118,27 @@ def check_extras() -> list[Finding]:
     for extra, packages in EXTRAS.items():
         found, absent = [], []
         for package in packages:
+            standard = STANDARD.get(package)
             try:
                 found.append(f"{package} {version(package)}")
             except PackageNotFoundError:
-                absent.append(package)
+                if standard is not None and _is_importable(standard):
+                    found.append(f"{standard} of Python {platform.python_version()}")
+                else:
+                    absent.append(package)
         if absent:
             detail = f"no {', '.join(absent)}: pip install virta[{extra}]"
             findings.append(Finding(f"extra {extra}", MISSING, detail))
         else:
             findings.append(Finding(f"extra {extra}", OK, ", ".join(found)))
     return findings
+
+
+def _is_importable(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # not even the package around it
+        return False
 
 
 def check_java() -> list[Finding]:

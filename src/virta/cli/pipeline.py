@@ -303,6 +303,10 @@ def shown(status: dict[str, Any], *, as_json: bool) -> str:
             f" {query['rows_per_second']:.0f} rows/s, {query['late']} too late,"
             f" {query['dead']} dead, lag {lag}"
         )
+    lines += [
+        f"  {name}: {sink['batches']} batches in {sink['seconds']:.1f} s"
+        for name, sink in status.get("sinks", {}).items()
+    ]
     return "\n".join(lines)
 
 

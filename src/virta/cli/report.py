@@ -44,6 +44,8 @@ _EXITS: Final[tuple[tuple[tuple[type[VirtaError], ...], int], ...]] = (
     ((LogNotFoundError, LogFormatError), EXIT_NO_LOG),
     ((LogCorruptionError, LogGapError), EXIT_DAMAGED),
 )
+# Errors of one class that mean different things.
+_EXITS_BY_CODE: Final = {"tier_url": EXIT_USAGE, "tier_empty": EXIT_NO_LOG}
 # A progress line is drawn at most this often.
 PROGRESS_S: Final = 0.1
 
@@ -62,14 +64,17 @@ class ReportingGroup(click.Group):
             ctx.exit(EXIT_INTERRUPTED)
         except VirtaError as error:
             click.echo(f"error: {error.message}", err=True)
-            ctx.exit(
-                next((code for kinds, code in _EXITS if isinstance(error, kinds)), EXIT_FAILED)
-            )
+            ctx.exit(_exit_code(error))
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             click.echo(f"error: {where}{error.strerror or error}", err=True)
             ctx.exit(EXIT_FAILED)
         return result
+
+
+def _exit_code(error: VirtaError) -> int:
+    by_class = (code for kinds, code in _EXITS if isinstance(error, kinds))
+    return _EXITS_BY_CODE.get(error.code) or next(by_class, EXIT_FAILED)
 
 
 def _silence_stdout() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,11 +17,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from virta.cli.journal.output import Output, errors_reported
+from virta.errors import JournalError
 from virta.journal.clients.client import Client
 from virta.journal.clients.spool import Spool
 from virta.journal.protocol.messages import PORT
+from virta.log_lines import log_stream
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
     from virta.journal.protocol.commands import Command
@@ -46,6 +50,15 @@ host_option = click.option(
 )
 port_option = click.option(
     "--port", default=PORT, envvar="VIRTA_JOURNAL_PORT", type=PORTS, help="The daemon's port."
+)
+tls_option = click.option(
+    "--tls", is_flag=True, envvar="VIRTA_JOURNAL_TLS", help="The daemon's port has TLS."
+)
+ca_option = click.option(
+    "--ca",
+    envvar="VIRTA_JOURNAL_CA",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="PEM file of the authorities to trust instead of the system's; implies --tls.",
 )
 verbose_option = click.option("--verbose", is_flag=True, help="Log what happens.")
 memory_option = click.option(
@@ -80,18 +93,38 @@ def connected(function: F) -> F:
 
     @host_option
     @port_option
+    @tls_option
+    @ca_option
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @wraps(function)
-    def wrapper(host: str, port: int, *, as_json: bool, **arguments: Any) -> None:
+    def wrapper(
+        host: str, port: int, ca: Path | None, *, tls: bool, as_json: bool, **arguments: Any
+    ) -> None:
         out = Output(as_json=as_json)
         with errors_reported(*(arguments[name] for name in ABOUT if arguments.get(name))):
             if arguments.get("spool") is not None:
                 function(None, out, **arguments)
                 return
-            with Client(host, port, token=os.environ.get(TOKEN)) as client:
+            context = tls_context(ca, tls=tls)
+            with Client(host, port, token=os.environ.get(TOKEN), tls=context) as client:
                 function(client, out, **arguments)
 
     return wrapper  # type: ignore[return-value]
+
+
+def tls_context(ca: Path | None, *, tls: bool) -> ssl.SSLContext | None:
+    """Return what the options --tls and --ca ask for; None without them."""
+    if not tls and ca is None:
+        return None
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise JournalError(
+            f"cannot use --ca {ca}: {error}; a PEM file of certificates is needed",
+            code="bad-settings",
+        ) from error
 
 
 def deliver(client: Client | None, command: Command[Any], spool: Path | None) -> Any:
@@ -111,4 +144,5 @@ def start_logging(*, verbose: bool) -> None:
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(asctime)s %(levelname)s %(message)s",
+        stream=log_stream(sys.stderr),
     )

@@ -131,6 +131,9 @@ def dead(
         if traceback and not out.as_json:
             for text in job.get("traceback", "").splitlines():
                 click.echo(row(f"  {text}"))
+            for failure in job.get("failures", ()):  # of one uri only
+                ended = local_time(failure["ended"] / 1e6)
+                click.echo(row(f"  attempt {failure['attempt']} {ended} {failure['reason']}"))
 
 
 def dead_job(client: Client, uri: str) -> list[dict[str, Any]]:

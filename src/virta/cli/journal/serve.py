@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import sys
@@ -18,18 +19,28 @@ from virta.cli.journal.group import (
     PORTS,
     SECONDS,
     TOKEN,
+    ca_option,
     host_option,
     journal,
     port_option,
     start_logging,
+    tls_context,
+    tls_option,
     verbose_option,
 )
 from virta.cli.journal.output import errors_reported
-from virta.errors import JournalError
+from virta.errors import AccessError, JournalError
 from virta.journal.protocol.messages import PORT
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Coroutine
+
+    from virta.access.journal import JournalCredentials
+
+log = logging.getLogger("virta.journal")
+# How often the token store is checked for changes.
+REFRESH_S = 1.0
 
 # Allocations before the garbage collector checks young objects, and how rarely it checks old ones.
 COLLECTOR = (20_000, 20, 50)
@@ -55,7 +66,11 @@ def stop_on_signal() -> asyncio.Event:
 
 
 @journal.command()
-@click.option("--host", default="127.0.0.1", help="Where to listen; there is no authentication.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    help="Where to listen; anything but loopback should ask for tokens.",
+)
 @click.option(
     "--port",
     default=PORT,
@@ -96,6 +111,16 @@ def stop_on_signal() -> asyncio.Event:
     type=SECONDS,
     help="Seconds until no-copies is the answer instead.",
 )
+@click.option(
+    "--require-token", is_flag=True, help="Ask for tokens of `virta token create --jobs`."
+)
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False),
+    help="File of tokens with all rights, one per line, plain or `sha256:<hex>`.",
+)
+@click.option("--tls-cert", type=click.Path(dir_okay=False), help="PEM certificate chain: TLS.")
+@click.option("--tls-key", type=click.Path(dir_okay=False), help="PEM key of the certificate.")
 @verbose_option
 def serve(
     host: str,
@@ -103,7 +128,11 @@ def serve(
     data_dir: Path,
     name: str,
     peers: tuple[str, ...],
+    tls_cert: str | None,
+    tls_key: str | None,
+    token_file: str | None,
     *,
+    require_token: bool,
     verbose: bool,
     **options: Any,
 ) -> None:
@@ -127,28 +156,80 @@ def serve(
             node.peers = Peers(
                 node.engine, directory, name, others, copies=copies, copies_timeout=timeout
             )
-        server = JournalServer(host=host, port=port, node=node)
+        credentials = None
+        if require_token or token_file:
+            from virta.access.journal import JournalCredentials
+
+            credentials = JournalCredentials(data_dir, token_file)
+        if peers and (credentials is not None or tls_cert):
+            raise JournalError(
+                "--peer with tokens or TLS: daemons talk to each other without; use a private network",
+                code="bad-peer",
+            )
+        server = JournalServer(
+            host=host,
+            port=port,
+            node=node,
+            authenticate=None if credentials is None else credentials.rights_of,
+            tls=server_tls(tls_cert, tls_key),
+        )
         stop = stop_on_signal()
         await server.start()
+        refreshing = asyncio.create_task(refresh_credentials(credentials))
         # The objects of now stay for good, and few objects of requests are in reference cycles.
         gc.freeze()
         gc.set_threshold(*COLLECTOR)
         click.echo(f"journal ready on {server.address[0]}:{server.address[1]}")
         sys.stdout.flush()
         await stop.wait()
+        refreshing.cancel()
         await server.stop()
 
     with errors_reported():
         run_until_signal(main())
 
 
+def server_tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
+    """Return the TLS of a listening port; None without a certificate."""
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise JournalError(
+            "--tls-cert and --tls-key go together: give both or none", code="bad-settings"
+        )
+    import ssl
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:
+        raise JournalError(
+            f"cannot use certificate {certificate} with key {key}: {error}", code="bad-settings"
+        ) from error
+    return context
+
+
+async def refresh_credentials(credentials: JournalCredentials | None) -> None:
+    """Notice new and revoked tokens, every REFRESH_S seconds."""
+    while credentials is not None:
+        await asyncio.sleep(REFRESH_S)
+        try:
+            credentials.refresh()
+        except AccessError as error:
+            log.warning("access_unreadable %s", error.message)
+
+
 @journal.command()
 @click.argument("spool", type=click.Path(path_type=Path, file_okay=False))
 @host_option
 @port_option
+@tls_option
+@ca_option
 @click.option("--once", is_flag=True, help="Stop when nothing is pending.")
 @verbose_option
-def forward(spool: Path, host: str, port: int, *, once: bool, verbose: bool) -> None:
+def forward(
+    spool: Path, host: str, port: int, ca: Path | None, *, tls: bool, once: bool, verbose: bool
+) -> None:
     """Deliver the commands in the SPOOL directory, also those that are added."""
     start_logging(verbose=verbose)
 
@@ -156,7 +237,8 @@ def forward(spool: Path, host: str, port: int, *, once: bool, verbose: bool) -> 
         from virta.journal.clients.forwarder import Forwarder
 
         stop = stop_on_signal()
-        sender = Forwarder(spool, host, port, token=os.environ.get(TOKEN))
+        context = tls_context(ca, tls=tls)
+        sender = Forwarder(spool, host, port, token=os.environ.get(TOKEN), tls=context)
         running = asyncio.create_task(sender.run(stop))
         if once:
             drained = asyncio.create_task(sender.drained.wait())

@@ -19,10 +19,13 @@ import click
 
 from virta.cli.journal.group import (
     TOKEN,
+    ca_option,
     host_option,
     journal,
     port_option,
     start_logging,
+    tls_context,
+    tls_option,
     verbose_option,
 )
 from virta.cli.journal.output import errors_reported, plain_text
@@ -65,6 +68,8 @@ STDERR_S_MAX = 0.5
 )
 @host_option
 @port_option
+@tls_option
+@ca_option
 @verbose_option
 def work(
     command: str,
@@ -90,7 +95,8 @@ def work(
     with errors_reported():
         if timeout is not None and not timeout > 0:
             raise JournalError(f"--timeout {timeout}: seconds, more than 0", code="bad-settings")
-        worker = Worker(host, port, token=os.environ.get(TOKEN), **options)
+        context = tls_context(options.pop("ca"), tls=options.pop("tls"))
+        worker = Worker(host, port, token=os.environ.get(TOKEN), tls=context, **options)
         for domain in dict.fromkeys(domains) or ("",):
             worker.handle(domain)(run)
         worker.run()

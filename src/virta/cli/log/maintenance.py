@@ -238,11 +238,12 @@ def compact(path: str, *, topics: tuple[str, ...], as_json: bool) -> None:
 @click.option("--consumed", is_flag=True, help="Drop what every named consumer has read.")
 @click.option("--keep-unread", is_flag=True, help="Never drop what a named consumer has not read.")
 @click.option("--unshipped", is_flag=True, help="Also drop what is not in object storage yet.")
+@click.option("--in-lake", metavar="DIR", help="Never drop what is not in this lake.")
 @click.option("--dry-run", is_flag=True, help="Only report what would be dropped.")
 @json_option
 def retain(
     path: str, *, max_age: timedelta | None, max_bytes: int | None, consumed: bool, keep_unread: bool,
-    unshipped: bool, dry_run: bool, as_json: bool
+    unshipped: bool, in_lake: str | None, dry_run: bool, as_json: bool
 ) -> None:  # fmt: skip
     """Drop old sealed segments by age, size or consumption."""
     if max_age is None and max_bytes is None and not consumed:
@@ -254,6 +255,7 @@ def retain(
             consumed=consumed,
             keep_unread=keep_unread,
             unshipped=unshipped,
+            keep_from=None if in_lake is None else lake_end(source, in_lake),
             dry_run=dry_run,
         )
     verb = "would drop" if dry_run else "dropped"
@@ -263,6 +265,13 @@ def retain(
         f" the first offset is {report.first_offset}"
     )
     print_report(report._asdict() | {"dry_run": dry_run}, [text], as_json=as_json)
+
+
+def lake_end(log: Log, lake: str) -> int:
+    """Return the offset up to which a lake has the records of the log."""
+    from virta.spark.lake.formats import checked_end
+
+    return checked_end(lake, log.id, log.first_offset)
 
 
 COMMANDS = (inspect, verify, repair, compact, retain)

@@ -4,6 +4,7 @@
     BACKUP/backup.json    version, time, and size and SHA-256 of every file; written last
     BACKUP/data/…         the data directory
 
+BACKUP is a directory, or a URL of object storage (`virta.cli.operating.backup_store`).
 Parts are copied in an order in which no part refers to what another lacks: registrations and tokens, the journal, then
 the log of events, which only grows.
 """
@@ -21,16 +22,18 @@ import click
 
 import virta
 from virta import files
+from virta.cli.operating import backup_store
+from virta.cli.operating.backup_store import MANIFEST, BackupError
 from virta.cli.report import json_option, print_report
 from virta.cli.units import show_count, show_size
 from virta.clock import now_us, time_text
 from virta.errors import VirtaError
 from virta.log.upkeep.copying import copy_file, copy_log, copy_tree, is_log
+from virta.tier.store import is_store_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MANIFEST = "backup.json"
 FORMAT = 1
 DATA = "data"
 LOG, JOURNAL = "log", "journal"
@@ -41,20 +44,21 @@ JOURNAL_TRIES_MAX = 10
 READ_BYTES = 1024 * 1024
 
 
-class BackupError(VirtaError):
-    """A backup that cannot be made or used."""
-
-    default_code = "backup_failed"
-
-
 @click.command()
 @click.argument("backup_dir", metavar="BACKUP")
 @click.option("--data-dir", default="./virta-data", show_default=True, help="The data directory to copy.")  # fmt: skip
 @json_option
 def backup(backup_dir: str, *, data_dir: str, as_json: bool) -> None:
-    """Copy a data directory to BACKUP, a new directory; the server may run meanwhile."""
+    """Copy a data directory to BACKUP, a new directory or URL (s3://…); the server may run meanwhile."""
     with _failures():
-        found = make_backup(Path(data_dir), Path(backup_dir))
+        if is_store_url(backup_dir):
+            store = backup_store.open_store(backup_dir)
+            backup_store.require_empty(store)
+            with backup_store.temporary(Path(data_dir)) as folder:
+                found = make_backup(Path(data_dir), folder)
+                backup_store.upload(store, folder)
+        else:
+            found = make_backup(Path(data_dir), Path(backup_dir))
     count, size = len(found["files"]), sum(one["bytes"] for one in found["files"].values())
     text = f"{show_count(count, 'file')}, {show_size(size)} in {backup_dir}; events below offset {found['next_offset']}"  # fmt: skip
     members = {"backup": backup_dir, "files": count, "bytes": size} | {k: found[k] for k in ("time", "next_offset")}  # fmt: skip
@@ -66,9 +70,14 @@ def backup(backup_dir: str, *, data_dir: str, as_json: bool) -> None:
 @click.option("--data-dir", default="./virta-data", show_default=True, help="The data directory to make; it must not exist or be empty.")  # fmt: skip
 @json_option
 def restore(backup_dir: str, *, data_dir: str, as_json: bool) -> None:
-    """Make a data directory from BACKUP, after checking every file of it."""
+    """Make a data directory from BACKUP, a directory or URL, after checking every file of it."""
     with _failures():
-        found = restore_backup(Path(backup_dir), Path(data_dir))
+        if is_store_url(backup_dir):
+            store = backup_store.open_store(backup_dir)
+            with backup_store.downloaded(store, Path(data_dir)) as folder:
+                found = restore_backup(folder, Path(data_dir))
+        else:
+            found = restore_backup(Path(backup_dir), Path(data_dir))
     text = f"{show_count(len(found['files']), 'file')} in {data_dir}, as of {found['time']}; the next offset is {found['next_offset']}"  # fmt: skip
     members = {"data_dir": data_dir, "files": len(found["files"])} | {k: found[k] for k in ("time", "next_offset")}  # fmt: skip
     print_report(members, [text], as_json=as_json)

@@ -33,7 +33,8 @@ CELL_CHARS_MAX = 40
 @click.option("--select", default="", help="Aggregates: count, sum(/data/total), min, max.")
 @click.option("--group", default="", help="JSON pointer to the group of aggregates.")
 @click.option("--since", help="Continue from this position.")
-@click.option("--once", is_flag=True, help="End when the result is complete.")
+@click.option("--once", is_flag=True, help="End when the result is complete; do not reconnect.")
+@click.option("--no-reconnect", is_flag=True, help="End when the connection is cut.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON frame a line, also on a terminal.")
 def live(
     channel: str,
@@ -49,12 +50,15 @@ def live(
     since: str | None,
     *,
     once: bool,
+    no_reconnect: bool,
     as_json: bool,
 ) -> None:
     """
     Show the rows of CHANNEL that satisfy QUERY, e.g. 'status=paid', as they enter, change and leave.
 
-    Exit codes: 0 ended as requested, 1 refused or unreachable.
+    While the server does not answer, it says so once and tries again, unless --once or --no-reconnect.
+
+    Exit codes: 0 ended as requested, 1 refused, unreachable, or cut before --once was complete.
     """
     from virta.client import Client
     from virta.errors import ClientError
@@ -73,6 +77,7 @@ def live(
                 select=select,
                 group=group,
                 since=since,
+                reconnect=not (once or no_reconnect),
             ) as rows,
         ):
             drawn = 0.0
@@ -90,6 +95,9 @@ def live(
         sys.exit(EXIT_FAILURE)
     except KeyboardInterrupt:
         return
+    if once:
+        click.echo("error: the connection ended before the result was complete", err=True)
+        sys.exit(EXIT_FAILURE)
 
 
 def draw(channel: str, rows: LiveRows) -> str:
