@@ -21,7 +21,7 @@ NATIVE_COLUMNS_MAX = 110
 
 # Modules at the root, which import nothing of ours.
 ROOT_MODULES = {
-    "backoff", "clock", "errors", "files", "jsontext", "log_lines", "native", "quantities",
+    "backoff", "clock", "errors", "files", "jsontext", "log_lines", "malloc", "native", "quantities",
 }  # fmt: skip
 
 # Package -> packages it may import. Every package may import itself.

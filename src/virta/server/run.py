@@ -24,6 +24,7 @@ import uvloop
 
 from virta.errors import ConfigError
 from virta.log_lines import log_stream
+from virta.malloc import return_freed_memory
 from virta.server.access.auth import check_exposure, requires_credentials
 from virta.server.api.app import build_app
 from virta.server.http.server import HttpServer
@@ -61,6 +62,7 @@ def run(config: Config) -> None:
         check_exposure(config, len(read_credentials(config).store))
     _check_tls(config)
     configure_logging(config.log_level)
+    return_freed_memory()
     sys.setswitchinterval(SWITCH_S)
     # What was imported stays in use, and objects of requests rarely form cycles.
     gc.freeze()

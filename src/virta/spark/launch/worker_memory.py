@@ -8,15 +8,11 @@ clears it page by page for the next one: a fifth of the time to decode events.
 
 from __future__ import annotations
 
-import ctypes
 import gc
-from contextlib import suppress
 
 from pyspark import TaskContext
 
-# Parameters of glibc's mallopt: from which size on memory is mapped, and how much may stay unused at the heap's end.
-M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES = -3, 32 * 1024 * 1024
-M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES = -1, 128 * 1024 * 1024
+from virta.malloc import keep_freed_memory
 
 _prepared = False
 
@@ -30,11 +26,3 @@ def prepare_memory() -> None:
     if TaskContext.get() is not None:  # a process of Spark's, not a program that reads a log
         keep_freed_memory()
     _prepared = True
-
-
-def keep_freed_memory() -> None:
-    """Let the C library reuse the memory of large buffers; no effect where it is not glibc."""
-    with suppress(AttributeError, OSError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
-        mallopt(M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
