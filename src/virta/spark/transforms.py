@@ -18,7 +18,7 @@ from virta.spark.schemas import ATTRIBUTES, RECORD, RESCUED
 from virta.spark.source.events import EventDecoder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import Column
@@ -70,20 +70,26 @@ def watermarked(df: DataFrame, time: str, delay: str) -> DataFrame:
 # Events.
 
 
-def decode_events(df: DataFrame, *, data: DataType | None = None) -> DataFrame:
+def decode_events(
+    df: DataFrame, *, data: DataType | None = None, columns: Collection[str] | None = None
+) -> DataFrame:
     """
     Add the CloudEvents columns to records: attributes, `extensions`, `data`, `data_binary`, `invalid`.
 
     The same decoding as the source's option `events`, for records from elsewhere (Kafka). With a type for `data`,
-    `rescued` has the text of data that does not fit it.
+    `rescued` has the text of data that does not fit it. With `columns` the result has only these, and others are not
+    decoded.
     """
     need(df, ["value"], "decode_events")
     added = list(ATTRIBUTES.fields)
     if data is not None:
         added[ATTRIBUTES.names.index("data")] = StructField("data", data)
         added.append(RESCUED)
+    kept = [field for field in df.schema.fields if field.name not in {one.name for one in added}]
+    if columns is not None:
+        added = [field for field in added if field.name in columns]
+        kept = [field for field in kept if field.name in columns]
     fields = {field.name: field.dataType for field in added}
-    kept = [field for field in df.schema.fields if field.name not in fields]
     schema = StructType([*kept, *added])
     names = [field.name for field in kept]
 

@@ -15,7 +15,6 @@ from virta.spark.pipeline.model import (
     PipelineError,
     Sink,
     Source,
-    Where,
 )
 from virta.spark.pipeline.toml_lines import find_lines, line_of
 from virta.spark.schemas import EVENT, RECORD
@@ -106,7 +105,6 @@ COUNT = Aggregate(window="1 minute", aggregates={"n": "count(*)"})
         ({"source": Source(log="log"), "aggregate": COUNT}, ["topic", "timestamp", "invalid"]),
         # Every column may be used.
         ({"columns": {"n": "upper(subject)"}}, EVENT.names),
-        ({"filters": (Where("a=1"),), "aggregate": COUNT}, EVENT.names),
         ({"sinks": (Sink(kind="parquet", path="lake"),)}, EVENT.names),
         ({"aggregate": Aggregate(window="1 minute", aggregates={"n": "max(struct( *))"})}, EVENT.names),
     ],

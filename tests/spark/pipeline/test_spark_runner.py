@@ -18,10 +18,10 @@ from spark_logs import fill, read_log
 import virta
 from virta.cli.pipeline import pipeline as command
 from virta.log.limits import VALUE_BYTES_MAX
-from virta.spark.pipeline.builder import build
+from virta.spark.pipeline.builder import build, read_source, source_schema
 from virta.spark.pipeline.errors import explain
 from virta.spark.pipeline.file import loads
-from virta.spark.pipeline.model import Pipeline, Sink, Source, Where
+from virta.spark.pipeline.model import Aggregate, Pipeline, Sink, Source, Where
 from virta.spark.pipeline.runner import PipelineRun, RunError, run
 from virta.spark.pipeline.status import read_status
 
@@ -199,6 +199,67 @@ def test_filters_and_columns_leave_dead_letters_alone(spark, tmp_path, filters):
 
     assert [row.offset for row in built.dead.orderBy("offset").collect()] == [20, 21]
     assert sorted(row.id for row in built.results.collect()) == sorted(e["id"] for e in events)
+
+
+COUNT = Aggregate(window="1 hour", time="time", aggregates={"n": "count(*)"})
+COLUMN, ATTRIBUTE = Where("n=>=50"), Where("type = 'order.made'", "cesql")
+KONCORDE = Where('{"equals": {"user": "u7"}}', "koncorde")
+NUMBER = Where("id = '7'", "cesql")  # an id may be a number in the event: only the matcher is exact
+
+
+@pytest.mark.parametrize(
+    ("filters", "used"),
+    [
+        ((COLUMN,), ["data"]),
+        ((ATTRIBUTE,), ["type"]),
+        ((KONCORDE,), ["value"]),
+        ((NUMBER,), ["value"]),
+        ((COLUMN, KONCORDE), ["value"]),
+    ],
+    ids=["column", "attribute", "koncorde", "number", "two"],
+)
+def test_only_columns_of_filters_are_read(spark, tmp_path, filters, used):
+    """A filter adds the columns of its Column, or the value that the matcher needs; it chooses the same events."""
+    events = fill(str(tmp_path / "log"), 200)
+    append(tmp_path / "log", json.dumps({**events[0], "id": 7}).encode(), b"not json")
+    events.append(events[0] | {"id": "7"})
+    pipeline = Pipeline(
+        name="p",
+        source=Source(log="log", topics=("orders", "users")),
+        filters=filters,
+        aggregate=COUNT,
+        sinks=(Sink(kind="console"),),
+        directory=str(tmp_path),
+    )
+
+    (row,) = build(spark, pipeline, streaming=False).results.collect()
+
+    def holds(one, event):
+        return one.parsed().matches(event["data"] if one.dialect == "koncorde" else event)
+
+    assert row.n == sum(any(holds(one, event) for one in filters) for event in events)
+    assert set(source_schema(pipeline).names) == {"time", "invalid", *used}
+
+
+def test_only_used_columns_of_other_sources_are_decoded(spark, tmp_path):
+    """Records from elsewhere are decoded to the pipeline's columns, too."""
+    events = fill(str(tmp_path / "log"), 100)
+    spark.read.format("virta").load(str(tmp_path / "log")).write.parquet(str(tmp_path / "records"))
+    options = {"path": str(tmp_path / "records")}
+    pipeline = Pipeline(
+        name="p",
+        source=Source(format="parquet", options=options),
+        filters=(ATTRIBUTE,),
+        aggregate=COUNT,
+        sinks=(Sink(kind="console"),),
+        directory=str(tmp_path),
+    )
+
+    (row,) = build(spark, pipeline, streaming=False).results.collect()
+
+    rows = read_source(spark, pipeline, streaming=False, consumer=None)
+    assert row.n == sum(event["type"] == "order.made" for event in events)
+    assert set(rows.columns) == {"topic", "type", "time", "invalid"}
 
 
 def test_a_failure_is_one_sentence(spark, tmp_path):

@@ -24,6 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from virta.filters import Filter, parse
+from virta.filters.tree import conditions
 from virta.spark.launch.worker_memory import prepare_memory
 from virta.spark.matching.columns import compile_filter
 from virta.spark.matching.filter_set import (
@@ -34,10 +35,12 @@ from virta.spark.matching.filter_set import (
     texts_of,
     write_packed,
 )
-from virta.spark.schemas import FILTER_ID
+from virta.spark.schemas import EVENT, FILTER_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from pyspark.sql import Column
 
 FILTERS_MAX = 10_000_000
 EVENT_MARKS = frozenset(
@@ -52,12 +55,14 @@ def where(
     dialect: str = "query-string",
     on: str | None = None,
     keep_invalid: bool = False,
+    decoded: bool | None = None,
 ) -> DataFrame:
     """
     Return the rows that match the filter (of several: at least one), with the columns of `df`.
 
     `on`, "event" or "data", overrides the JSON value that filters apply to. Rows that are not events or not JSON
-    are dropped; with `keep_invalid` those that have a reason in the column `invalid` stay.
+    are dropped; with `keep_invalid` those that have a reason in the column `invalid` stay. `decoded` says whether the
+    rows are decoded events; by default they are if they have the columns source, id and data.
     """
     if isinstance(filter, str):
         filter = parse(filter, dialect)  # noqa: A001
@@ -65,13 +70,13 @@ def where(
     marked = "invalid" in df.columns
     keep_invalid = keep_invalid and marked
     rows = df.where(F.col("invalid").isNull()) if marked and not keep_invalid else df
-    if len(filters) == 1 and is_decoded(df) and check_on(df, filters[0], on) == "event":
-        column = compile_filter(filters[0], df.columns)
-        if column is not None:
-            return rows.where(column | F.col("invalid").isNotNull() if keep_invalid else column)
+    events = is_decoded(df) if decoded is None else decoded
+    column = as_column(filters, on, df.columns) if events else None
+    if column is not None:
+        return rows.where(column | F.col("invalid").isNotNull() if keep_invalid else column)
     need_value(df)
-    events = is_decoded(df)
-    shipped = {root: ship(df, part) for root, part in by_root(df, filters, on).items()}
+    roots = by_root({one.id: one for one in filters}, on, decoded=events)
+    shipped = {root: ship(df, part) for root, part in roots.items()}
 
     def keep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         sets = {root: opened() for root, opened in shipped.items()}
@@ -87,13 +92,27 @@ def where(
     return rows.mapInArrow(keep, df.schema)
 
 
+def as_column(filters: list[Filter], on: str | None, names: Iterable[str]) -> Column | None:
+    """Return the filters as a Column over decoded events with these columns, None if the matcher must run them."""
+    if len(filters) != 1 or root_of(filters[0], on, decoded=True) != "event":
+        return None
+    return compile_filter(filters[0], list(names))
+
+
+def columns_of(filters: list[Filter]) -> set[str]:
+    """Return the columns of decoded events that `where` reads for these filters."""
+    if as_column(filters, None, EVENT.names) is None:
+        return {"value"}
+    return {str(condition.path[0]) for condition in conditions(filters[0].tree)}
+
+
 def by_root(
-    df: DataFrame, filters: Iterable[Filter], on: str | None
+    named: Mapping[str, Filter], on: str | None, *, decoded: bool
 ) -> dict[str, dict[str, Filter]]:
-    """Return the filters by the JSON value they apply to, each under its id."""
+    """Return the filters by the JSON value they apply to, each under its name."""
     parts: dict[str, dict[str, Filter]] = {}
-    for filter_ in filters:
-        parts.setdefault(check_on(df, filter_, on), {})[filter_.id] = filter_
+    for name, filter_ in named.items():
+        parts.setdefault(root_of(filter_, on, decoded=decoded), {})[name] = filter_
     return parts
 
 
@@ -117,9 +136,7 @@ def match(
     if len(named) > FILTERS_MAX:
         raise MatchError(f"{len(named)} filters: at most {FILTERS_MAX}")
     need_value(df)
-    parts: dict[str, dict[str, Filter]] = {}
-    for name, filter_ in named.items():
-        parts.setdefault(check_on(df, filter_, on), {})[name] = filter_
+    parts = by_root(named, on, decoded=is_decoded(df))
     found = [match_on(df, part, root, keep) for root, part in (parts or {"event": {}}).items()]
     return reduce(DataFrame.unionByName, found)
 
@@ -152,9 +169,10 @@ def exploded(
     return pa.RecordBatch.from_arrays([*taken.columns, ids], names=[*names, FILTER_ID.name])
 
 
-def check_on(df: DataFrame, filter_: Filter, on: str | None) -> str:
+def root_of(filter_: Filter, on: str | None, *, decoded: bool) -> str:
+    """Return which JSON value a filter applies to, "event" or "data"."""
     if on is None:
-        return "data" if is_decoded(df) and filter_.dialect == "koncorde" else "event"
+        return "data" if decoded and filter_.dialect == "koncorde" else "event"
     if on not in {"event", "data"}:
         raise MatchError(f"on is {on!r}: expected event or data")
     return on

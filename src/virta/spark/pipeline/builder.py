@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from virta.log.limits import VALUE_BYTES_MAX
 from virta.spark import transforms
-from virta.spark.matching.match import where
+from virta.spark.matching.match import columns_of, where
 from virta.spark.pipeline.checks import interval_seconds
 from virta.spark.pipeline.errors import located
 from virta.spark.pipeline.outputs import LARGE_BYTES, makes_events, too_large
@@ -107,7 +107,8 @@ def split(flow: DataFrame, pipeline: Pipeline) -> tuple[DataFrame, DataFrame | N
 def select_rows(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
     """Return the rows that pass the filters, with the pipeline's columns; rows with `invalid` stay as they are."""
     if pipeline.filters:
-        rows = where(rows, [one.parsed() for one in pipeline.filters], keep_invalid=True)
+        filters = [one.parsed() for one in pipeline.filters]
+        rows = where(rows, filters, keep_invalid=True, decoded=True)
     marked = "invalid" in rows.columns
     for name, sql in pipeline.columns.items():
         with located(pipeline, "columns", name):
@@ -218,9 +219,10 @@ def read_source(
     reader = spark.readStream if streaming else spark.read
     if source.format != "virta":
         rows = reader.format(source.format).options(**dict(source.options)).load()
-        return transforms.decode_events(
-            rows.select(*[name for name in RECORD_NAMES if name in rows.columns])
-        )
+        used = source_schema(pipeline).names
+        read = [name for name in RECORD_NAMES if name == "value" or name in used]
+        rows = rows.select(*[name for name in read if name in rows.columns])
+        return transforms.decode_events(rows, columns=used)
     options = {**source_options(source), **source.options}
     if streaming and consumer is not None:
         options["consumer"] = consumer
@@ -233,7 +235,8 @@ def source_schema(pipeline: Pipeline) -> StructType:
     """
     Return the event columns that a pipeline uses: Spark does not tell a Python source, and others need not be decoded.
 
-    A column is used if an expression has its name as a word, which may be one too many.
+    A column is used if an expression has its name as a word, which may be one too many. Filters that have no exact
+    Column use `value` only. Needs a session, as such Columns do.
     """
     if has_whole_rows(pipeline):
         return EVENT
@@ -242,6 +245,8 @@ def source_schema(pipeline: Pipeline) -> StructType:
     texts += [*dedupe.by, dedupe.time] if dedupe else []
     texts += [*spec.aggregates.values(), *spec.by, spec.time] if spec else ["key value"]
     used = {"invalid", *re.findall(r"\w+", " ".join(texts).lower())}
+    if pipeline.filters:
+        used |= columns_of([one.parsed() for one in pipeline.filters])
     if pipeline.dead_letter:
         used.update(RECORD_NAMES)
     if not pipeline.source.topics:
@@ -250,10 +255,10 @@ def source_schema(pipeline: Pipeline) -> StructType:
 
 
 def has_whole_rows(pipeline: Pipeline) -> bool:
-    """Return whether a filter, a sink or an expression may use every column."""
+    """Return whether a sink or an expression may use every column."""
     spec = pipeline.aggregate
     texts = [*pipeline.columns.values(), *(spec.aggregates.values() if spec else ())]
-    if pipeline.filters or any(STAR.search(text) for text in texts):
+    if any(STAR.search(text) for text in texts):
         return True
     if spec is not None:
         return False
