@@ -54,7 +54,7 @@ class Table:
     def hits(self, view=None):
         view = view or self.view
         hits, view.hits = view.hits, []
-        return [(hit.kind, hit.key, hit.reason) for hit in hits]
+        return [(hit.name, hit.key, hit.reason) for hit in hits]
 
     def rows(self):
         table = self.table

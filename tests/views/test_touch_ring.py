@@ -93,3 +93,22 @@ def test_it_is_a_bounded_queue(size, steps, position):
     wanted = [touch for touch in model if touch.offset >= position]
     assert list(ring.since(position)) == wanted
     assert list(ring.copy(position)) == wanted
+
+
+@given(st.integers(1, 6), st.lists(st.integers(0, 9), max_size=8))
+def test_touches_may_be_added_together(size, runs):
+    """Adding runs of touches is adding each of them, also runs that are longer than the ring."""
+    ring, other, dropped, offset = TouchRing(size), TouchRing(size), [], 0
+    for length in runs:
+        touches = [
+            Touch(at, at % 5, at - 3, frozenset({at})) for at in range(offset, offset + length)
+        ]
+        offset += length
+        columns = [list(column) for column in zip(*touches, strict=True)] or [[]] * 4
+        lost = list(zip(*ring.extend(*columns), strict=True))
+        one_by_one = [other.append(*touch) for touch in touches]
+        assert lost == [found for found in one_by_one if found is not None]
+        dropped += lost
+
+    assert list(ring.since(0)) == list(other.since(0)) == list(ring.copy(0))
+    assert [found for found, _ in dropped] == list(range(max(0, offset - size)))

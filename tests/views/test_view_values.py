@@ -49,6 +49,22 @@ def test_a_cache_without_room_keeps_nothing(bytes_max):
     assert (len(cache), cache.bytes) == (0, 0)
 
 
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 90)), max_size=6), max_size=6),
+    st.integers(0, 600),
+)
+def test_values_may_be_put_together(runs, bytes_max):
+    """Putting many values is putting each of them."""
+    together, one_by_one = ValueCache(bytes_max), ValueCache(bytes_max)
+    for run in runs:
+        together.put_all([number for number, _ in run], [b"x" * size for _, size in run])
+        for number, size in run:
+            one_by_one.put(number, b"x" * size)
+
+    assert together.bytes == one_by_one.bytes
+    assert [together.get(n) for n in range(10)] == [one_by_one.get(n) for n in range(10)]
+
+
 def test_a_new_value_costs_a_bounded_sweep(monkeypatch):
     """A cache of one value over many rows must not pass all of them for every new value."""
     drops = []

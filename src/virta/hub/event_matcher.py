@@ -8,7 +8,6 @@ An event that the matcher cannot read satisfies no filter.
 from __future__ import annotations
 
 import logging
-from array import array
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
@@ -26,7 +25,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("virta.hub")
 
+# A set of filters by their numbers; a set of one is that number, which takes no object of its own.
+FilterSet = int | tuple[int, ...]
+
 EVENT, DOCUMENT = "event", "document"
+NO_FILTER: tuple[int, ...] = ()
 # Not JSON and not blank: satisfies no filter.
 UNREADABLE = b"-"
 # Matchers of single filters, for history: each takes 50 KiB, and 200 µs to make.
@@ -119,11 +122,11 @@ class EventMatcher:
         except EventError:
             return sum(len(self._match_one(value)) for value in values)
 
-    def match_sets(self, values: Sequence[bytes], ids: Sequence[str] = ()) -> list[bytes]:
+    def match_sets(self, values: Sequence[bytes], ids: Sequence[str] = ()) -> list[FilterSet]:
         """
         Return for each event what identifies the set of filters that hold, for `ids_of`.
 
-        Equal bytes stand for equal sets as long as no filter is added or removed; equal sets may differ in order.
+        Equal results stand for equal sets as long as no filter is added or removed; equal sets may differ in order.
 
         Args:
             values: the JSON of each event, on one line.
@@ -136,17 +139,22 @@ class EventMatcher:
         except EventError:
             return [self._set_of(self._match_one(value)) for value in values]
         if not found:
-            return [b""] * len(values)
-        numbers, ends = found.tobytes(), [4 * place for place in places]
-        return [numbers[start:end] for start, end in pairwise(ends)]
+            return [NO_FILTER] * len(values)
+        numbers, ends = found.tolist(), places.tolist()
+        return [
+            numbers[start] if end - start == 1 else tuple(numbers[start:end])
+            for start, end in pairwise(ends)
+        ]
 
-    def ids_of(self, found: bytes) -> list[str]:
+    def ids_of(self, found: FilterSet) -> list[str]:
         """Return the ids of the filters of a set."""
-        ids = [self._matcher.id_of(number) for number in memoryview(found).cast("I")]
+        numbers = (found,) if isinstance(found, int) else found
+        ids = [self._matcher.id_of(number) for number in numbers]
         return [id_ for id_ in ids if id_ is not None]
 
-    def _set_of(self, ids: list[str]) -> bytes:
-        return array("I", [self._matcher.number_of(id_) or 0 for id_ in ids]).tobytes()
+    def _set_of(self, ids: list[str]) -> FilterSet:
+        numbers = [self._matcher.number_of(id_) or 0 for id_ in ids]
+        return numbers[0] if len(numbers) == 1 else tuple(numbers)
 
     def match_batch(self, batch: EventBatch) -> list[tuple[int, str]]:
         """Return the index in the batch and the id of each hit; the events of a batch are always readable."""

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from virta.errors import ViewError
-    from virta.views.tables.index import Hit
     from virta.views.view import View
 
 # Frames of one write while a consumer catches up, and rows that are examined for it.
@@ -72,6 +71,18 @@ class _Waiting:
 
 class ViewConsumer:
     """One consumer; its methods are called in one thread."""
+
+    __slots__ = (
+        "_cursor",
+        "_live",
+        "_map",
+        "_numbers",
+        "_reset",
+        "_snapshot_due",
+        "closed",
+        "sink",
+        "view",
+    )
 
     def __init__(self, view: View, sink: FrameSink) -> None:
         self.view = view
@@ -138,12 +149,12 @@ class ViewConsumer:
         """Send the frames of one step."""
         self.sink.write_frames(frames, payloads)
 
-    def note(self, hits: Sequence[Hit]) -> None:
+    def note(self, hits: Sequence[ViewFrame]) -> None:
         """Let the keys of hits wait."""
         if self.closed or self._snapshot_due:
             return
         for hit in hits:
-            if hit.kind == TRUNCATED:
+            if hit.name == TRUNCATED:
                 self._restart("truncated")
                 break
             if not self._is_ahead(hit.number):
@@ -153,13 +164,13 @@ class ViewConsumer:
         if not self.sink.blocked:
             self.sink.wants_pump(self)
 
-    def _note(self, hit: Hit) -> None:
+    def _note(self, hit: ViewFrame) -> None:
         waiting = self._map.get(hit.key)
         if waiting is None:
-            had = hit.kind != ENTER
+            had = hit.name != ENTER
             waiting = _Waiting(was=had, may_have=had, first=hit.offset, last=hit.offset)
             self._map[hit.key] = waiting
-        elif hit.kind == LEAVE and not waiting.may_have:
+        elif hit.name == LEAVE and not waiting.may_have:
             del self._map[hit.key]
             return
         waiting.last = hit.offset

@@ -46,6 +46,7 @@ class ViewFrame(msgspec.Struct, gc=False):
     event: bytes | None = None
     reason: str = ""
     data: dict[str, Any] | None = None
+    number: int = -1  # of the row, for a frame of a live step
 
     def __repr__(self) -> str:
         more = self.data if self.data is not None else (self.key, self.offset, self.reason)
@@ -108,13 +109,14 @@ class FrameEncoder:
         return [make(frame) for frame in frames]
 
     def _sse(self, frame: ViewFrame) -> bytes:
-        if frame.id >= 0 and frame.event is not None and not frame.reason and self._fields is None:
-            return b'event: %b\nid: %b.%d\ndata: {"key":%b,"offset":%d,"event":%b}\n\n' % (
+        if frame.id >= 0 and frame.event is not None and self._fields is None:
+            return b'event: %b\nid: %b.%d\ndata: {"key":%b,"offset":%d%b,"event":%b}\n\n' % (
                 frame.name.encode(),
                 self._tag,
                 frame.id,
                 _encode(frame.key),
                 frame.offset,
+                _reason(frame),
                 frame.event,
             )
         id_line = b""
@@ -141,9 +143,17 @@ class FrameEncoder:
     def _members(self, frame: ViewFrame) -> bytes:
         if frame.data is not None:
             return _encode(frame.data)[1:-1]
-        reason = b',"reason":"%b"' % frame.reason.encode() if frame.reason else b""
         event = b""
         if frame.event is not None:
             shown = frame.event if self._fields is None else self._fields(frame.event)
             event = b',"event":%b' % shown
-        return b'"key":%b,"offset":%d%b%b' % (_encode(frame.key), frame.offset, reason, event)
+        return b'"key":%b,"offset":%d%b%b' % (
+            _encode(frame.key),
+            frame.offset,
+            _reason(frame),
+            event,
+        )
+
+
+def _reason(frame: ViewFrame) -> bytes:
+    return b',"reason":"%b"' % frame.reason.encode() if frame.reason else b""

@@ -1,8 +1,8 @@
 """
 A view: a filter over a row table, shared by all consumers with an equal one.
 
-`hits` is what one live step did, until `deliver` hands it to the consumers. A consumer that keeps up gets the frames of
-a step as they are, made once for all of them; for every other one they become entries of its waiting map.
+`hits` are the frames of one live step, until `deliver` hands them to the consumers. A consumer that keeps up gets them
+as they are; for every other one they become entries of its waiting map.
 """
 
 from __future__ import annotations
@@ -14,13 +14,19 @@ from typing import TYPE_CHECKING, Final
 from virta.event.row_changes import ROOT_AUTO, row_of
 from virta.filters import Filter
 from virta.filters.tree import all_of
-from virta.hub.event_matcher import EVENT, matches_everything, root_of, single_matcher
+from virta.hub.event_matcher import (
+    EVENT,
+    NO_FILTER,
+    matches_everything,
+    root_of,
+    single_matcher,
+)
 from virta.hub.resume.positions import TAG_DIGITS
 from virta.views.frames import ViewFrame
-from virta.views.tables.index import LEAVE, Hit, event_id
+from virta.views.tables.index import LEAVE, event_id
 
 if TYPE_CHECKING:
-    from virta.event.row_changes import KeyRule
+    from virta.event.row_changes import KeyRule, RowChange
     from virta.views.consumer import ViewConsumer
     from virta.views.tables.table import RowTable
 
@@ -89,7 +95,7 @@ class View:
         self.exact_since: int | None = None
         self.consumers: dict[ViewConsumer, None] = {}
         self.unused_since = 0.0  # monotonic seconds, while it has no consumer
-        self.hits: list[Hit] = []
+        self.hits: list[ViewFrame] = []
         self.truncated = False  # whether one of the hits says that all rows were removed
 
     # Called by the table.
@@ -110,28 +116,31 @@ class View:
         members, mine = self.table.members, self.number
         return [number for number in sorted(set(self.candidates)) if mine in members[number]]
 
+    def hit(self, kind: str, number: int, offset: int, change: RowChange) -> None:
+        """Note the frame of a record that sets a row: it enters, stays, or leaves because it changed."""
+        event: bytes | None = change.row if self.root == ROOT_AUTO else change.event
+        reason = ""
+        if kind is LEAVE:
+            reason = "changed"
+            if not self.shows(change.event):
+                event = None
+        assert change.key is not None
+        self.hits.append(
+            ViewFrame(kind, offset + 1, change.key, offset, event, reason, None, number)
+        )
+
     # Delivery.
 
     def deliver(self) -> None:
         """Hand the hits of a step to the consumers."""
         hits, self.hits = self.hits, []
         truncated, self.truncated = self.truncated, False
-        frames: list[ViewFrame] | None = None
         payloads: dict[object, object] = {}
         for consumer in tuple(self.consumers):
             if truncated or not consumer.keeps_up:
                 consumer.note(hits)
             else:
-                if frames is None:
-                    frames = [self.frame(hit) for hit in hits]
-                consumer.send_step(frames, payloads)
-
-    def frame(self, hit: Hit) -> ViewFrame:
-        """Return the frame of a hit for a consumer that keeps up."""
-        event = None
-        if hit.change is not None and (hit.kind != LEAVE or self.shows(hit.change.event)):
-            event = hit.change.row if self.root == ROOT_AUTO else hit.change.event
-        return ViewFrame(hit.kind, hit.offset + 1, hit.key, hit.offset, event, hit.reason)
+                consumer.send_step(hits, payloads)
 
     def shows(self, event: bytes) -> bool:
         """Return whether a row that left may be shown: only if the token's row filter allows it."""
@@ -143,7 +152,7 @@ class View:
         value = row_of(event) if self.root == ROOT_AUTO else event
         seen = root_of(row_filter)
         ids = [] if seen == EVENT else [event_id(event)]
-        return bool(single_matcher(row_filter, seen).match_sets([value], ids)[0])
+        return single_matcher(row_filter, seen).match_sets([value], ids) != [NO_FILTER]
 
 
 def view_tag(

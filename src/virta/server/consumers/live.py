@@ -47,8 +47,28 @@ class LiveDriver:
     """
     What both transports share: opens the view, calls `pump`, and folds aggregates.
 
-    It is the sink of its consumer; `transport` writes bytes, and says whether it accepts them.
+    It is the sink of its consumer; `transport` writes bytes, and says whether it accepts them. There are very many
+    drivers and streams, and an event may reach any of them: with slots they take fewer cache lines.
     """
+
+    __slots__ = (
+        "_aggregates_sent",
+        "_fold",
+        "_fold_ready",
+        "_live",
+        "_loop",
+        "_payload_key",
+        "_pumping",
+        "_reading",
+        "_request",
+        "_scans",
+        "_service",
+        "_timer",
+        "_transport",
+        "consumer",
+        "encoder",
+        "tag",
+    )
 
     def __init__(self, service: Service, request: ViewRequest, transport: LiveTransport) -> None:
         self._service = service
@@ -56,6 +76,8 @@ class LiveDriver:
         self._transport = transport
         self.tag = request.tag(service)
         self.encoder = FrameEncoder(self.tag, request.fields, texts=transport.texts)
+        # Drivers with an equal key send equal bytes for equal frames.
+        self._payload_key = repr((self.encoder.key, transport.form))
         self.consumer: ViewConsumer | None = None
         self._live: LiveTable | None = None
         self._pumping = False
@@ -161,10 +183,11 @@ class LiveDriver:
             elif self._fold.changed and self._timer is None:
                 self._timer = self._loop.call_later(AGGREGATE_S, self._send_changed_groups)
             return
-        key = (self.encoder.key, self._transport.form)
-        payload = payloads.get(key)
+        payload = payloads.get(self._payload_key)
         if payload is None:
-            payload = payloads[key] = self._transport.join(self.encoder.encode(frames))
+            payload = payloads[self._payload_key] = self._transport.join(
+                self.encoder.encode(frames)
+            )
         self._transport.write(payload)
 
     def wants_pump(self, consumer: ViewConsumer) -> None:  # noqa: ARG002 - there is one
@@ -238,6 +261,8 @@ class LiveDriver:
 class LiveTransport:
     """What a driver needs of its connection."""
 
+    __slots__ = ()
+
     texts = False
     form = ""
 
@@ -259,6 +284,18 @@ class LiveTransport:
 
 class LiveStream(HttpConsumer, LiveTransport):
     """A live view as server-sent events."""
+
+    __slots__ = (
+        "_blocked_since",
+        "_chunked",
+        "_driver",
+        "_finished",
+        "_open",
+        "_task",
+        "_written_at",
+        "cors",
+        "form",
+    )
 
     def __init__(self, connection: HttpConnection, request: ViewRequest) -> None:
         HttpConsumer.__init__(self, connection)

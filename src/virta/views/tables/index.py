@@ -11,17 +11,17 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from virta.event.document import decode_head
 from virta.event.row_changes import ROOT_AUTO
 from virta.hub.event_matcher import EVENT, EventMatcher
+from virta.views.frames import ViewFrame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from virta.event.row_changes import RowChange
     from virta.filters import Filter
+    from virta.hub.event_matcher import FilterSet
     from virta.views.tables.ring import Members
     from virta.views.view import View
 
@@ -33,17 +33,6 @@ KNOWN_SETS_MAX: Final = 65_536
 ENTER, UPDATE, LEAVE, TRUNCATED = "enter", "update", "leave", "truncated"
 
 
-class Hit(msgspec.Struct, frozen=True, gc=False):
-    """What one record does to one view."""
-
-    kind: str
-    key: str
-    number: int  # of the row
-    offset: int
-    change: RowChange | None = None
-    reason: str = ""
-
-
 class _Part:
     """The filters of one root that see the same; equal ones share one entry."""
 
@@ -52,7 +41,7 @@ class _Part:
         self._intern = intern
         self._matcher = EventMatcher(sees)
         self._users: dict[str, set[int]] = {}  # id of the filter -> numbers of views
-        self._known: dict[bytes, Members] = {}  # a set of the matcher -> numbers of views
+        self._known: dict[FilterSet, Members] = {}  # a set of the matcher -> numbers of views
 
     def add(self, filter_: Filter, number: int) -> None:
         self._users.setdefault(self._matcher.add(filter_), set()).add(number)
@@ -66,20 +55,19 @@ class _Part:
             del self._users[filter_.id]
         self._known.clear()
 
-    def match(self, pairs: Sequence[tuple[bytes, bytes]], root: str) -> list[Members]:
-        """Return the numbers of the views that (event, row) pairs satisfy."""
-        if not self._users or not pairs:
-            return [NOBODY] * len(pairs)
-        which = 1 if root == ROOT_AUTO else 0
-        values = [pair[which] for pair in pairs]
-        ids = [] if self._sees == EVENT else [event_id(event) for event, _ in pairs]
+    def match(self, events: Sequence[bytes], rows: Sequence[bytes], root: str) -> list[Members]:
+        """Return the numbers of the views that events satisfy; `rows` is what filters see of them."""
+        if not self._users or not events:
+            return [NOBODY] * len(events)
+        values = rows if root == ROOT_AUTO else events
+        ids = [] if self._sees == EVENT else [event_id(event) for event in events]
         known, members_of = self._known.get, self._members
         return [
             found if (found := known(set_)) is not None else members_of(set_)
             for set_ in self._matcher.match_sets(values, ids)
         ]
 
-    def _members(self, found: bytes) -> Members:
+    def _members(self, found: FilterSet) -> Members:
         users = [self._users[id_] for id_ in self._matcher.ids_of(found)]
         members = self._intern(frozenset().union(*users))
         if len(self._known) >= KNOWN_SETS_MAX:
@@ -120,15 +108,15 @@ class ViewFilters:
         for sees, filter_ in view.parts:
             self._parts[view.root, sees].remove(filter_, view.number)
 
-    def match(self, pairs: Sequence[tuple[bytes, bytes]]) -> list[Members]:
-        """Return the numbers of the views that (event, row) pairs satisfy."""
+    def match(self, events: Sequence[bytes], rows: Sequence[bytes]) -> list[Members]:
+        """Return the numbers of the views that events satisfy; `rows` is what filters see of them."""
         # A thread matches with filters of its own, so none is removed meanwhile.
-        found = [part.match(pairs, root) for (root, _), part in self._parts.items()]
+        found = [part.match(events, rows, root) for (root, _), part in self._parts.items()]
         if not self._everything and len(found) == 1:
             return found[0]
         everything = self._everything
         return [self._union(everything, sets) for sets in zip(*found, strict=True)] or (
-            [everything] * len(pairs)
+            [everything] * len(events)
         )
 
     def _union(self, everything: Members, sets: tuple[Members, ...]) -> Members:
@@ -160,7 +148,8 @@ class ViewIndex:
 
     def match(self, changes: Sequence[RowChange]) -> list[frozenset[int]]:
         """Return the views that each event satisfies, as numbers."""
-        return self._filters.match([(change.event, change.row) for change in changes])
+        events = [change.event for change in changes]
+        return self._filters.match(events, [change.row for change in changes])
 
     def compare(
         self,
@@ -173,15 +162,15 @@ class ViewIndex:
     ) -> None:
         """Give every view that had the row or has it now its hit, if somebody is to get it."""
         views = self.views
-        key = change.key
-        assert key is not None
         for one in now:
             view = views[one]
             if one not in before:
                 view.joined(number)
+                kind = ENTER
+            else:
+                kind = UPDATE
             if view.consumers:
-                kind = UPDATE if one in before else ENTER
-                view.hits.append(Hit(kind, key, number, offset, change))
+                view.hit(kind, number, offset, change)
                 touched[view] = None
         if before is now:
             return
@@ -190,7 +179,7 @@ class ViewIndex:
                 view = views[one]
                 view.count -= 1
                 if view.consumers:
-                    view.hits.append(Hit(LEAVE, key, number, offset, change, "changed"))
+                    view.hit(LEAVE, number, offset, change)
                     touched[view] = None
 
     def leave(
@@ -208,7 +197,9 @@ class ViewIndex:
             if view is not None:
                 view.count -= 1
                 if view.consumers:
-                    view.hits.append(Hit(LEAVE, key, number, offset, None, reason))
+                    view.hits.append(
+                        ViewFrame(LEAVE, offset + 1, key, offset, None, reason, None, number)
+                    )
                     touched[view] = None
 
     def truncate(self, offset: int, touched: dict[View, None]) -> None:
@@ -216,7 +207,7 @@ class ViewIndex:
         for view in self.views.values():
             view.emptied()
             view.truncated = True
-            view.hits.append(Hit(TRUNCATED, "", -1, offset))
+            view.hits.append(ViewFrame(TRUNCATED, offset=offset))
             touched[view] = None
 
 

@@ -67,8 +67,8 @@ class Piece:
         self.lost = {offset for offset, _ in self.rows if offset not in values}
         self.rows = [row for row in self.rows if row[0] in values]
         events = [values[offset] for offset, _ in self.rows]
-        pairs = [(event, row_of(event) if self._with_rows else event) for event in events]
-        self.found = self._filters.match(pairs)
+        rows = [row_of(event) for event in events] if self._with_rows else events
+        self.found = self._filters.match(events, rows)
 
 
 class _Pass:

@@ -11,7 +11,7 @@ from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     Members = frozenset[int]
 
@@ -71,20 +71,37 @@ class TouchRing:
         self, offset: int, number: int, previous: int, before: Members
     ) -> tuple[int, int] | None:
         """Add a touch; return (offset, number) of the one it replaces."""
-        if len(self._before) < self._size:
-            self._offsets.append(offset)
-            self._numbers.append(number)
-            self._previous.append(previous)
-            self._before.append(before)
-            return None
-        at = self._start
-        dropped = (self._offsets[at], self._numbers[at])
-        self._offsets[at] = offset
-        self._numbers[at] = number
-        self._previous[at] = previous
-        self._before[at] = before
-        self._start = at + 1 if at + 1 < self._size else 0
-        return dropped
+        offsets, numbers = self.extend([offset], [number], [previous], [before])
+        return (offsets[0], numbers[0]) if offsets else None
+
+    def extend(
+        self,
+        offsets: Sequence[int],
+        numbers: Sequence[int],
+        previous: Sequence[int],
+        before: list[Members],
+    ) -> tuple[array[int], array[int]]:
+        """Add touches, in order; return the offsets and numbers of those they replace, oldest first."""
+        room = self._size - len(self._before)
+        self._offsets.extend(offsets[:room])
+        self._numbers.extend(numbers[:room])
+        self._previous.extend(previous[:room])
+        self._before.extend(before[:room])
+        lost = array("q"), array("I")
+        low, count = room, len(offsets)
+        while low < count:
+            start = self._start
+            high = min(count, low + self._size - start)
+            end = start + high - low
+            lost[0].extend(self._offsets[start:end])
+            lost[1].extend(self._numbers[start:end])
+            self._offsets[start:end] = array("q", offsets[low:high])
+            self._numbers[start:end] = array("I", numbers[low:high])
+            self._previous[start:end] = array("q", previous[low:high])
+            self._before[start:end] = before[low:high]
+            self._start = end if end < self._size else 0
+            low = high
+        return lost
 
     def since(self, position: int) -> Iterator[Touch]:
         """Yield the touches at `position` and above, in order."""

@@ -91,43 +91,92 @@ class RowTable:
             ViewError: too-many-rows.
         """
         sets = [change for _, change in changes if change.kind == SET]
-        found = iter(self.index.match(sets) if self.index.views else [EMPTY] * len(sets))
+        found = self.index.match(sets) if self.index.views else [EMPTY] * len(sets)
         touched: dict[View, None] = {}
+        if len(sets) == len(changes):
+            self._set_all(changes, found, touched)
+        else:
+            self._apply_mixed(changes, found, touched)
+        self.position = max(self.position, position)
+        return list(touched)
+
+    def _apply_mixed(
+        self,
+        changes: Sequence[tuple[int, RowChange]],
+        found: list[Members],
+        touched: dict[View, None],
+    ) -> None:
+        """Apply changes of every kind: neighbours that set rows together, the others one by one."""
+        run: list[tuple[int, RowChange]] = []
+        done = 0  # of `found`
         for offset, change in changes:
             if change.kind == SET:
-                self._set(offset, change, next(found), touched)
-            elif change.kind == DELETE:
+                run.append((offset, change))
+                continue
+            self._set_all(run, found[done : done + len(run)], touched)
+            done += len(run)
+            run = []
+            if change.kind == DELETE:
                 self._delete(offset, change, touched)
             elif change.kind == TRUNCATE:
                 self._truncate(offset, touched)
             else:
                 assert change.kind == NONE
                 self.unkeyed += 1
-        self.position = max(self.position, position)
-        return list(touched)
+        self._set_all(run, found[done:], touched)
 
-    def _set(self, offset: int, change: RowChange, now: Members, touched: dict[View, None]) -> None:
-        key = change.key
-        assert key is not None
-        self.keyed += 1
-        number = self.numbers.get(key)
-        if number is None:
-            number = self._new_number(key)
-        offsets, members = self.offsets, self.members
-        previous, before = offsets[number], members[number]
-        if previous < 0:
-            previous = -1
-            self.rows += 1
-            self._check_rows()
-        offsets[number] = offset
-        self.values.put(number, change.event)
-        dropped = self.ring.append(offset, number, previous, before)
-        if dropped is not None:
-            self._forget_touch(*dropped)
-        if now is not before:
-            now = members[number] = self.intern(now)
-        if now or before:
-            self.index.compare(number, before, now, offset, change, touched)
+    def _set_all(
+        self,
+        changes: Sequence[tuple[int, RowChange]],
+        found: list[Members],
+        touched: dict[View, None],
+    ) -> None:
+        """Set rows; each gets the views in `found`. The ring and the values follow for all of them at once."""
+        find, offsets, members, compare = (
+            self.numbers.get,
+            self.offsets,
+            self.members,
+            self.index.compare,
+        )
+        numbers: list[int] = []
+        before: list[Members] = []
+        replaced: list[int] = []
+        for (offset, change), now in zip(changes, found, strict=True):
+            key = change.key
+            assert key is not None
+            number = find(key)
+            if number is None:
+                number = self._new_number(key)
+            previous, had = offsets[number], members[number]
+            if previous < 0:
+                previous = -1
+                self.rows += 1
+                self._check_rows()
+            offsets[number] = offset
+            numbers.append(number)
+            replaced.append(previous)
+            before.append(had)
+            if now is not had:
+                now = members[number] = self.intern(now)  # noqa: PLW2901 - the one copy of it
+                compare(number, had, now, offset, change, touched)
+            elif now:
+                compare(number, had, now, offset, change, touched)
+        self.keyed += len(numbers)
+        self.values.put_all(numbers, [change.event for _, change in changes])
+        self._touch([offset for offset, _ in changes], numbers, replaced, before)
+
+    def _touch(
+        self, offsets: list[int], numbers: list[int], replaced: list[int], before: list[Members]
+    ) -> None:
+        """Add touches to the ring; release the numbers that only those it drops refer to."""
+        lost_offsets, lost_numbers = self.ring.extend(offsets, numbers, replaced, before)
+        if not lost_offsets:
+            return
+        self.exact_from = max(self.exact_from, lost_offsets[-1] + 1)
+        if len(self.numbers) > self.rows:  # some keys are deleted
+            for offset, number in zip(lost_offsets, lost_numbers, strict=True):
+                if self.offsets[number] == ~offset:
+                    self._release(number)
 
     def _delete(self, offset: int, change: RowChange, touched: dict[View, None]) -> None:
         assert change.key is not None
@@ -140,16 +189,8 @@ class RowTable:
         self.values.drop(number)
         self.offsets[number] = ~offset
         self.members[number] = EMPTY
-        dropped = self.ring.append(offset, number, previous, before)
-        if dropped is not None:
-            self._forget_touch(*dropped)
+        self._touch([offset], [number], [previous], [before])
         self.index.leave(number, before, change.key, offset, DELETED, touched)
-
-    def _forget_touch(self, offset: int, number: int) -> None:
-        """The ring has dropped a touch: release a number that only it referred to."""
-        self.exact_from = max(self.exact_from, offset + 1)
-        if self.offsets[number] == ~offset:
-            self._release(number)
 
     def _truncate(self, offset: int, touched: dict[View, None]) -> None:
         self.rows = 0

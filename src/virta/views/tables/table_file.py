@@ -153,10 +153,10 @@ def _load(data: bytes, log: Log, channel: str, rule: KeyRule, limits: ViewLimits
     table.first_offset, table.exact_from = head["first_offset"], head["exact_from"]
     table.keyed, table.unkeyed = head["keyed"], head["unkeyed"]
     table.restore(keys, columns[0])
-    for offset, number, previous in zip(*columns[1:], strict=True):
-        dropped = table.ring.append(offset, number, previous, EMPTY)
-        if dropped is not None:  # the limit was lowered
-            table.exact_from = max(table.exact_from, dropped[0] + 1)
+    _, offsets, numbers, previous = columns
+    lost, _ = table.ring.extend(offsets, numbers, previous, [EMPTY] * len(offsets))
+    if lost:  # the limit was lowered
+        table.exact_from = max(table.exact_from, lost[-1] + 1)
     return table
 
 

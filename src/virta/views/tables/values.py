@@ -43,17 +43,19 @@ class ValueCache:
 
     def put(self, number: int, value: bytes) -> None:
         """Keep the value that a row has now."""
-        values = self._values
-        if number >= len(values):
-            values.extend([None] * (number + 1 - len(values)))
-        old = values[number]
-        values[number] = value
-        if old is None:
-            self.bytes += len(value) + ENTRY_BYTES
-        else:
-            self.bytes += len(value) - len(old)
-        if self.bytes > self._bytes_max:
-            self._sweep(number)
+        self.put_all([number], [value])
+
+    def put_all(self, numbers: Iterable[int], new: Iterable[bytes]) -> None:
+        """Keep the values that rows have now; of values for one row the last."""
+        values, bytes_max = self._values, self._bytes_max
+        for number, value in zip(numbers, new, strict=True):
+            if number >= len(values):
+                values.extend([None] * (number + 1 - len(values)))
+            old = values[number]
+            values[number] = value
+            self.bytes += len(value) + ENTRY_BYTES if old is None else len(value) - len(old)
+            if self.bytes > bytes_max:
+                self._sweep(number)
 
     def _sweep(self, new: int) -> None:
         """Drop others for a new value; if the hand finds too few, drop the new one."""
