@@ -516,8 +516,9 @@ def open_files(path: Path) -> list[str]:
     return [name for name in names if name.startswith(str(path))]
 
 
-def test_close_while_a_segment_is_attached(log, monkeypatch):
-    """A log that is closed in the middle of a rollover gives every descriptor back."""
+def test_close_while_a_segment_is_attached(tmp_path, either_kernel, monkeypatch):
+    """A log that is closed in the middle of a rollover gives every descriptor back; the close does not wait."""
+    log = virta.open(tmp_path / "log", segment_bytes=4096, durability="none")
     log.append("t", "", bytes(3900))
     once(monkeypatch, segment.files, "sync_directory", log.close)
     with pytest.raises(errors.LogClosedError) as caught:
@@ -525,6 +526,43 @@ def test_close_while_a_segment_is_attached(log, monkeypatch):
     # The error and its frames are still alive: what they refer to must not be what keeps a file open.
     assert caught.value.__cause__ is not None
     assert not open_files(log.path)
+
+
+def test_close_by_the_thread_that_has_the_write_lock(tmp_path, either_kernel):
+    """A close in a signal handler may run while its own thread has the lock: no wait, and unlocking closes the files."""
+    log = virta.open(tmp_path / "log", durability="none")
+    log.append("t", "", b"before")
+    with log._writer.locked():
+        log.close()
+        assert open_files(log.path), "the owner of the lock still needs its files"
+        with pytest.raises(errors.LogClosedError):
+            log._writer.snapshot()
+    assert not open_files(log.path)
+    with virta.open(log.path) as again:
+        assert again.append("t", "", b"after") == 1  # the lock is free
+
+
+def test_a_close_during_an_append_leaves_it_synced(tmp_path, monkeypatch):
+    """The plain kernel: an append that another thread's close overtakes is written, synced and answered."""
+    monkeypatch.setattr(kernel, "Kernel", plain_kernel.Kernel)
+    log = virta.open(tmp_path / "log", durability="fsync")
+    closer = threading.Thread(target=log.close)
+    synced = []
+
+    def sync(fd, real=os.fdatasync):
+        closer.start()
+        closer.join(30)
+        assert not closer.is_alive(), "the close waits for the append"
+        synced.append(fd)
+        real(fd)
+
+    monkeypatch.setattr(plain_kernel.os, "fdatasync", sync)
+    assert log.append("t", "", b"written") == 0
+    monkeypatch.undo()
+    assert len(synced) == 1
+    assert not open_files(log.path)
+    with virta.open(log.path) as again:
+        assert [record.value for record in again.read()] == [b"written"]
 
 
 class MovedBehind:

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from virta import native
-from virta.log.engine import plain_kernel
+from virta.log.engine import plain_control, plain_kernel
 from virta.log.format import checksums, codec, compression, topic_table
 from virta.log.format.directory import CONTROL, CONTROL_BYTES, boot_id
 from virta.log.record import Name, Record
@@ -55,7 +55,11 @@ APPENDED, ATTENTION, ROLL, TIMEOUT = (
     plain_kernel.ROLL,
     plain_kernel.TIMEOUT,
 )
-FOREIGN, OTHER_BOOT, CURRENT = plain_kernel.FOREIGN, plain_kernel.OTHER_BOOT, plain_kernel.CURRENT
+FOREIGN, OTHER_BOOT, CURRENT = (
+    plain_control.FOREIGN,
+    plain_control.OTHER_BOOT,
+    plain_control.CURRENT,
+)
 
 
 class Snapshot(NamedTuple):
