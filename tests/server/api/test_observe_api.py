@@ -11,6 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from server_harness import Consumer, event
 
+import virta
+from virta.filters import parse
+from virta.server.api.observe import explanations
+
 
 def post(server, path, body):
     return server.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
@@ -139,22 +143,37 @@ def test_a_count_is_exact_on_a_small_log(server):
     assert (len(found["bins"]), sum(found["bins"])) == (12, 10)
 
 
-def test_a_count_on_a_large_log_is_an_estimate(tmp_path):
-    """Beyond the limit windows are sampled, and the truth is near the estimate."""
-    import virta
-    from virta.filters import parse
-    from virta.server.api.observe.explanations import SCAN_RECORDS_MAX, counted
-
-    rows = SCAN_RECORDS_MAX + 20_000
+@pytest.mark.parametrize("seconds_max", [30, 0], ids=["all-windows", "one-window"])
+def test_a_count_on_a_large_log_is_an_estimate(tmp_path, monkeypatch, seconds_max):
+    """Beyond the limit windows are sampled; the truth is within the error, also when all matches are neighbours."""
+    rows = explanations.SCAN_RECORDS_MAX + 20_000
+    monkeypatch.setattr(explanations, "COUNT_S_MAX", seconds_max)
     with virta.open(tmp_path, durability="none") as log:
-        for start in range(0, rows, 10_000):
-            values = [msg(n) for n in range(start, start + 10_000)]
+        for start in range(0, rows, 1_000):
+            values = [msg(n) for n in range(start, start + 1_000)]
             log.append_many([("big", b"", value) for value in values])
-        found = counted(log, "big", parse("n=<7000", "query-string"), 86_400, 48)
+        found = explanations.counted(log, "big", parse("n=<7000", "query-string"), 86_400, 48)
 
     assert not found.exact
     assert abs(found.events - rows) <= rows * 0.05
-    assert abs(found.matched - 7000) <= max(3 * found.error, 2500)
+    assert abs(found.matched - 7000) <= found.error
+    assert (found.error < 7000) == (seconds_max > 0)
+
+
+@pytest.mark.parametrize(
+    ("windows", "low", "high"),
+    [
+        ([(500, 500)] * 7, 1, 1),  # too few
+        ([(0, 0)] * 96, 1, 1),  # no event of the channel
+        ([(500, 0)] * 96, 3 / 48_000, 3 / 48_000),
+        ([(500, 50), (500, 51)] * 48, 0.0002, 0.0004),  # alike: as good as exact
+        ([(500, 500)] * 48 + [(500, 0)] * 48, 0.1, 0.15),  # half of the windows: about 1 / sqrt(96)
+        ([(1, 1), (1, 0)] * 4, 0.4, 0.5),
+    ],
+)
+def test_the_error_of_an_estimate_comes_from_how_windows_differ(windows, low, high):
+    """Not from the number of events in them, which are no independent sample."""
+    assert low <= explanations.share_error(windows) <= high
 
 
 def msg(n):
