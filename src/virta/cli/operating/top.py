@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -79,7 +79,7 @@ def _frames(answer: HTTPResponse) -> Iterator[dict[str, Any]]:
 
 def drawn(url: str, now: dict[str, Any], history: list[float]) -> list[str]:
     """Return the lines of one screen."""
-    width = os.get_terminal_size().columns if sys.stdout.isatty() else 80
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
     used = 1 - now["diskFreeBytes"] / max(now["diskBytes"], 1)
     latency = "none" if now["p50Ms"] is None else f"{now['p50Ms']:.2f} ms p50, {now['p99Ms']:.1f} ms p99"  # fmt: skip
     full = now["fullInSeconds"]
