@@ -4,7 +4,8 @@ NEXMark q0 to q8 over a Virta log and its lake, beside Spark on JSON lines and o
     python bench/nexmark_bench.py [--events 10000000] [--queries q0,q1,…] [--engines virta,json,…] [--directory DIR]
 
 A figure is core-microseconds an event of the whole log: processor time of the JVM, its Python workers and this process,
-the median of `--runs` runs after one that does not count. Rows are thrown away (Spark's `noop` sink, DuckDB's Arrow
+the median of `--runs` rounds after `--warm-up` rounds that do not count. A round runs every engine once, every second
+round in reverse order, so that no engine pays for what Java compiles for all. Rows are thrown away (Spark's `noop` sink, DuckDB's Arrow
 reader). Virta reads one log in which the topics are mixed; the others have a file for each topic, which is less to
 read. Before that each query is compared with DuckDB: rows that differ end the run. `streams` runs each query once as a
 stream that writes its rows to another log. With `--directory` the data stay there for the next run.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import statistics
 import sys
 import tempfile
 import time
@@ -36,7 +38,7 @@ from nexmark_tables import (
     write_lake,
     write_parquet,
 )
-from spark_bench import adopt_orphans, measured, processor_seconds
+from spark_bench import adopt_orphans, processor_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,20 +95,29 @@ class NexmarkBench:
         readers = {"lake": from_lake, "json": from_json, "parquet": from_parquet}
         return readers[engine](self.spark, self.directory)
 
-    def core_us(self, name: str, engine: str) -> float:
-        """Return core-microseconds an event of a query."""
-        if engine == "streams":
-            return self.stream(name)
+    def core_us(self, name: str, engines: list[str]) -> dict[str, float]:
+        """Return core-microseconds an event of a query by engine."""
+        work = {engine: self.work(name, engine) for engine in engines if engine != "streams"}
+        spent: dict[str, list[float]] = {engine: [] for engine in work}
+        for number in range(self.options.warm_up + self.options.runs):
+            for engine in list(work) if number % 2 else list(work)[::-1]:
+                used = processor_seconds()
+                work[engine]()
+                spent[engine].append(processor_seconds() - used)
+        found = {
+            engine: statistics.median(seconds[self.options.warm_up :]) / self.events * 1e6
+            for engine, seconds in spent.items()
+        }
+        return found | ({"streams": self.stream(name)} if "streams" in engines else {})
+
+    def work(self, name: str, engine: str) -> Callable[[], None]:
+        """Return a function that runs a query once and throws its rows away."""
         if engine.startswith("duckdb"):
             duck = Duck(self.directory, parquet=engine == "duckdb-parquet")
             duck.define(FIELDS[name])
-            spent = measured(lambda: duck.drain(DUCKDB[name]), self.options.runs)
-        else:
-            frame = run(name, self.reader(engine))
-            spent = measured(
-                lambda: frame.write.format("noop").mode("overwrite").save(), self.options.runs
-            )
-        return spent[1] / self.events * 1e6
+            return lambda: duck.drain(DUCKDB[name])
+        frame = run(name, self.reader(engine))
+        return lambda: frame.write.format("noop").mode("overwrite").save()
 
     def stream(self, name: str) -> float:
         """Run a query once as a stream, to the end of the log."""
@@ -135,7 +146,8 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=10_000_000)
     parser.add_argument("--queries", default=",".join(QUERIES))
     parser.add_argument("--engines", default=",".join(ENGINES))
-    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--warm-up", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--directory", type=Path, help="keep the data here for the next run")
     options = parser.parse_args()
@@ -148,7 +160,7 @@ def main() -> None:
         print(f"{'':4}" + "".join(f"{engine:>16}" for engine in engines), flush=True)
         for name in options.queries.split(","):
             bench.check(name)
-            spent = {engine: bench.core_us(name, engine) for engine in engines}
+            spent = bench.core_us(name, engines)
             line = "".join(f"{spent[engine]:16.2f}" for engine in engines)
             print(f"{name:4}{line}   # {beside(spent)}", flush=True)
         bench.spark.stop()

@@ -199,18 +199,67 @@ def test_records_that_move_to_the_lake_after_it_was_loaded(spark, filled, monkey
     assert Lake.load(lake).next > before
 
 
-def test_a_topic_is_read_without_needless_work(spark, filled):
-    """Its table has one topic and no rows after the lake's end: no conditions. Of others only its rows are decoded."""
+def operators(df, *names):
+    """Return the operators of these names in the optimized plan, from above."""
+    lines = df._jdf.queryExecution().optimizedPlan().toString().splitlines()
+    return [name for line in lines for name in names if name in line]
+
+
+def test_a_topic_is_read_without_needless_work(spark, filled, form):
+    """A table of one topic, typed from the start, is a plain scan: no condition, no other table, no Python stage."""
     log, lake = filled
+    compact(log, lake, format=form, types=TYPES)
+
+    found = read_lake(lake, topic="orders", spark=spark).select("data.n")
+
+    assert operators(found, "Union", "MapInArrow", "Filter", "Relation") == ["Relation"]
+
+
+def test_earlier_records_of_a_topic_are_decoded_after_the_condition(spark, filled):
+    """Of the table that all topics share, only the rows of the topic reach the Python stage."""
+    log, lake = filled
+    compact(log, lake)
+    fill(log, 400, seed=5, first=600)
     compact(log, lake, types=TYPES)
 
     found = read_lake(lake, topic="orders", spark=spark).select("data.n")
 
-    lines = found._jdf.queryExecution().optimizedPlan().toString().splitlines()
-    events, table = lines[1:], [line for line in lines if line.startswith("+- ")]
-    names = [word for line in events for word in ("MapInArrow", "Filter") if word in line]
-    assert names == ["MapInArrow", "Filter"]  # from above: the condition first
-    assert "Filter" not in "".join(lines[lines.index(table[0]) :])
+    names = operators(found, "Union", "MapInArrow", "Filter", "Relation")
+    assert names == ["Union", "MapInArrow", "Filter", "Relation", "Relation"]
+
+
+def test_lakes_without_the_beginning_of_types_are_read(spark, filled, tmp_path):
+    """Where lake.json does not say since when a topic has its type, earlier records are looked for."""
+    log, lake = filled
+    compact(log, lake)
+    fill(log, 400, seed=5, first=600)
+    compact(log, lake, types=TYPES)
+    description = tmp_path / "lake" / "lake.json"
+    known = json.loads(description.read_text())
+    assert known.pop("typed_from") == {"orders": ranges(lake)[1][0]}
+    description.write_text(json.dumps(known))
+
+    found = read_all(log, lake, topic="orders", spark=spark)
+
+    assert found.count() == sum(str(r.topic) == "orders" for r in read_log(log))
+
+
+def test_a_type_added_after_a_killed_compaction(spark, filled, tmp_path):
+    """Records that it committed to the shared table stay there: the topic's own table begins after them."""
+    pytest.importorskip("deltalake")
+    log, lake = filled
+    compact(log, lake, format="delta")
+    before = (tmp_path / "lake" / "lake.json").read_text()
+    fill(log, 400, seed=5, first=600)
+    compact(log, lake)
+    (tmp_path / "lake" / "lake.json").write_text(before)
+    fill(log, 400, seed=6, first=1000)
+
+    compact(log, lake, types=TYPES)
+
+    assert rows(read_all(log, lake, spark=spark)) == plain(read_log(log))
+    orders = [row for row in plain(read_log(log)) if row[1] == "orders"]
+    assert rows(read_all(log, lake, topic="orders", spark=spark)) == orders
 
 
 def test_lakes_of_the_first_layout_are_read(spark, filled, tmp_path):

@@ -91,7 +91,7 @@ def compact(
     log_id, first, stop = sealed_end(log_path)
     root = Path(path)
     with only_writer(root):
-        lake = opened(root, log_id, format, types or {})
+        lake = with_types(opened(root, log_id, format), types or {})
         start = first if lake.next is None else lake.next
         if start < first and on_gap != "skip":
             raise gap_error(log_path, start, first)
@@ -103,8 +103,8 @@ def compact(
         return write(lake, log_path, (start, max(start, first), stop), file_bytes_max)
 
 
-def opened(root: Path, log_id: str, form: str | None, types: Mapping[str, str | DataType]) -> Lake:
-    """Return the lake of a directory, or a new one, with the types added."""
+def opened(root: Path, log_id: str, form: str | None) -> Lake:
+    """Return the lake of a directory, or a new one."""
     lake = Lake.load(root) or Lake(root, form or "parquet", log_id)
     if form is not None and form not in FORMATS:
         raise LakeError(f"format {form!r}: expected {', '.join(FORMATS)}")
@@ -112,17 +112,26 @@ def opened(root: Path, log_id: str, form: str | None, types: Mapping[str, str | 
         raise LakeError(f"{root} has format {lake.format}: use another directory for {form}")
     if lake.log is not None and lake.log != log_id:
         raise LakeError(f"{root} is the lake of log {lake.log}, not of {log_id}")
-    known = dict(lake.types)
+    return replace(lake, log=log_id)
+
+
+def with_types(lake: Lake, types: Mapping[str, str | DataType]) -> Lake:
+    """Return the lake with the types of topics added."""
+    known, begin = dict(lake.types), dict(lake.typed_from)
+    # A killed compaction may have committed the table `events` beyond the lake's end.
+    committed = format_of(lake).committed(EVENTS) if types else None
     for topic, kind in types.items():
         found = check_type(kind, topic, lake.format)
+        if topic not in known:
+            begin[topic] = max(lake.next or 0, committed or 0)
         if known.setdefault(topic, found) != found:
             raise LakeError(
-                f"{topic!r} has another type in {root}: a topic keeps its type; what does not fit is"
-                " in `rescued`. Use another directory for a new one"
+                f"{topic!r} has another type in {lake.path}: a topic keeps its type; what does not fit"
+                " is in `rescued`. Use another directory for a new one"
             )
     if len(known) > TYPED_TOPICS_MAX:
         raise LakeError(f"{len(known)} topics with a type: at most {TYPED_TOPICS_MAX}")
-    return replace(lake, log=log_id, types=known)
+    return replace(lake, types=known, typed_from=begin)
 
 
 def write(
@@ -198,7 +207,9 @@ class TableWriters:
             bytes_max=self.file_bytes_max,
             has_day=self.tables.has_day,
         )
-        return EventDecoder(fields), writer, schema, self.tables.committed(table) or 0
+        begin = 0 if topic is None else self.lake.typed_from.get(topic, 0)
+        committed = max(begin, self.tables.committed(table) or 0)
+        return EventDecoder(fields), writer, schema, committed
 
     def close(self) -> dict[str, tuple[pa.Schema, list[DataFile]]]:
         """Return the files of each table that has new ones."""

@@ -55,7 +55,8 @@ class Lake:
     """
     What lake.json says.
 
-    `types` has the type of `data` (Spark's JSON form) by topic, `tables` the offset up to which each was committed.
+    `types` has the type of `data` (Spark's JSON form) by topic, `typed_from` the offset from which a topic's records
+    are in its own table (earlier ones are in `events`), `tables` the offset up to which each was committed.
     """
 
     path: Path
@@ -64,6 +65,7 @@ class Lake:
     first: int | None = None
     next: int | None = None
     types: Mapping[str, Any] = field(default_factory=dict)
+    typed_from: Mapping[str, int] = field(default_factory=dict)
     tables: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod

@@ -37,7 +37,6 @@ class TableFormat(Protocol):
     """How a format keeps tables."""
 
     has_day: bool  # whether files have the column `day`
-    is_atomic: bool  # whether no table ever has records from the lake's end on
 
     def committed(self, table: str) -> int | None:
         """Return the offset up to which the table has its records, None if there is no table yet."""
@@ -103,7 +102,6 @@ class ParquetTables:
     """Ranges: all tables appear together, by one rename."""
 
     has_day = False
-    is_atomic = True
 
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
@@ -144,7 +142,6 @@ class DeltaTables:
     """Delta Lake by delta-rs: a commit has the files and the transaction id of the log."""
 
     has_day = False
-    is_atomic = False
 
     def __init__(self, lake: Lake) -> None:
         import deltalake  # noqa: PLC0415 - an extra
@@ -209,7 +206,6 @@ class IcebergTables:
     """Apache Iceberg by PyIceberg, in a catalog of the lake's own, `catalog.db` (SQLite)."""
 
     has_day = True  # Iceberg has partition columns in its files
-    is_atomic = False
 
     def __init__(self, lake: Lake) -> None:
         from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415 - an extra

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own convention
 from virta.log.format.damage import gap_error
 from virta.spark.lake.columns import table_schema
 from virta.spark.lake.compaction import sealed_end
-from virta.spark.lake.directory import Lake, LakeError
+from virta.spark.lake.directory import EVENTS, Lake, LakeError
 from virta.spark.lake.formats import ParquetTables, format_of
 from virta.spark.launch.session import session
 from virta.spark.schemas import EVENT, RECORD
@@ -87,22 +87,22 @@ def columns_of(lake: Lake, topic: str | None) -> StructType:
 def lake_rows(spark: SparkSession, lake: Lake, topic: str | None) -> DataFrame:
     columns = columns_of(lake, topic)
     tables = format_of(lake)
-    wanted = lake.table_names()
-    if topic is not None:
-        wanted = {name: one for name, one in wanted.items() if one in {None, topic}}
+    wanted = wanted_tables(lake, topic)
     parts = []
     for table, typed in wanted.items():
         found = tables.files(table)
         if not found:
             continue
         rows = spark.read.schema(table_schema(lake, typed)).parquet(*found)
+        end = lake.next or 0
+        committed = tables.committed(table)  # after the files: it may only be later than theirs
         # A condition makes Spark read its column: only where a table may have other rows, and before they are decoded.
-        if not tables.is_atomic:
-            rows = rows.where(F.col("offset") < F.lit(lake.next or 0))
+        if committed is None or committed > end:
+            rows = rows.where(F.col("offset") < end)
         if topic not in {None, typed}:
             rows = rows.where(F.col("topic") == topic)
         parts.append(as_columns(rows, columns))
-    if isinstance(tables, ParquetTables):
+    if isinstance(tables, ParquetTables) and EVENTS in wanted:
         found = tables.old_files()
         if found:
             rows = old_records(spark, lake, found)
@@ -111,6 +111,18 @@ def lake_rows(spark: SparkSession, lake: Lake, topic: str | None) -> DataFrame:
     if not parts:
         return spark.createDataFrame([], columns)
     return reduce(lambda left, right: left.unionByName(right), parts)
+
+
+def wanted_tables(lake: Lake, topic: str | None) -> dict[str, str | None]:
+    """Return the tables that may have rows of a topic (None: of any), with the topic of those that have a type."""
+    if topic is None:
+        return lake.table_names()
+    wanted = {name: one for name, one in lake.table_names().items() if one in {None, topic}}
+    begin = lake.typed_from.get(topic)
+    # Every further table is a branch of the plan, whose events a Python stage decodes by the type.
+    if begin is not None and lake.first is not None and begin <= lake.first:
+        del wanted[EVENTS]
+    return wanted
 
 
 def as_columns(rows: DataFrame, columns: StructType) -> DataFrame:
