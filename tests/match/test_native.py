@@ -239,6 +239,57 @@ def test_programs_cut_anywhere_leave_nothing_behind():
     assert index.add(bytes(32), program, opaques) == 1
 
 
+@pytest.mark.parametrize("source", [parse("a=1", "query-string"), "a=1"])
+def test_answers_share_the_ids_of_add(source):
+    """Matching makes no text for an id that `add` returned: many at once would pause an event loop."""
+    matcher = Matcher(engine="native")
+    id_ = matcher.add(source)
+
+    assert matcher.match({"data": {"a": 1}})[0] is id_
+    assert matcher.ids()[0] is id_
+
+    matcher.add(source)
+    matcher.remove(id_)
+
+    assert matcher.match({"data": {"a": 1}})[0] is id_
+
+
+def test_an_id_that_a_filter_knows_is_shared():
+    filter_ = parse("a=1", "query-string")
+
+    assert filter_.id is Matcher(engine="native").add(filter_)
+
+
+def test_a_number_used_again_has_the_id_of_its_new_filter():
+    matcher = Matcher(engine="native")
+    first = matcher.add("a=1")
+    number = matcher.number_of(first)
+    matcher.remove(first)
+    second = matcher.add("b=1")
+
+    assert matcher.number_of(second) == number
+    assert matcher.match({"data": {"a": 1, "b": 1}}) == [second]
+
+
+def test_an_id_of_bytes_becomes_a_text_when_it_is_found():
+    index = make_index()
+    program, opaques = compile_filter(Filter(equals("a", 1))).encoded
+    index.add(bytes(range(32)), program, opaques)
+
+    assert index.match({"a": 1}) == [bytes(range(32)).hex()]
+
+
+@pytest.mark.parametrize(
+    "id_", ["", "0" * 63, "0" * 63 + "g", "0" * 63 + "A", "ä" + "0" * 63, "-" * 64]
+)
+def test_ids_that_are_not_64_hex_digits_are_refused(id_):
+    index = make_index()
+    program, opaques = compile_filter(Filter(equals("a", 1))).encoded
+    with pytest.raises(ValueError, match="64 hex digits"):
+        index.add(id_, program, opaques)
+    assert len(index) == 0
+
+
 def test_a_box_upside_down_takes_no_longer():
     """A box whose edges are swapped, which no parser lets through, holds no point and fills no grid."""
     matcher = Matcher(engine="native")

@@ -39,6 +39,11 @@ class Filter:
             self._id = digest(self.canonical())
         return self._id
 
+    @property
+    def known_id(self) -> str | None:
+        """Return the id if it was asked for before, for others to share its text."""
+        return self._id
+
     def canonical(self) -> str:
         """Return the canonical form as JSON text: negations at the conditions, flat, sorted, without repeats."""
         if self._canonical is None:

@@ -92,7 +92,8 @@ class NativeEngine:
 
     def add(self, compiled: Compiled) -> int:
         program, opaques = compiled.encoded
-        return self._index.add(compiled.digest, program, opaques)
+        # The index shares the text of the id, so that the first event that finds many filters makes none.
+        return self._index.add(compiled.id, program, opaques)
 
     def remove(self, id_: str) -> int:
         digest = _digest(id_)

@@ -62,7 +62,7 @@ def compile_filter(filter_: Filter) -> Compiled:
     """Compile a filter; takes some tens of microseconds and never fails for a filter that exists."""
     form = canonical_form(filter_.tree)
     tree = form.node
-    id_ = digest(form.text)
+    id_ = filter_.known_id or digest(form.text)
     members = tree.children if isinstance(tree, And) else (tree,)
     if all(isinstance(member, Condition | Not) for member in members):
         # A canonical conjunction is its own normal form: most filters end here.

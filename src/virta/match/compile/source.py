@@ -8,7 +8,6 @@ the same canonical text, id and program. How paths are spelled is asked here by 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from virta import jsontext
 from virta.errors import FilterError
 from virta.filters import parse
-from virta.filters.canonical import canonical_form, path_json
+from virta.filters.canonical import canonical_form, digest, path_json
 from virta.filters.limits import TEXT_BYTES_MAX
 from virta.filters.tree import Condition, Not
 from virta.filters.values import field_path
@@ -48,11 +47,9 @@ class SourceCompiled(Compiled):
     tree = None
 
     def __init__(self, canonical: str, program: bytes) -> None:
-        hashed = hashlib.sha256(canonical.encode())
         # The fields of a frozen dataclass are set one by one otherwise, which takes as long as the hash.
         self.__dict__.update(
-            id=hashed.hexdigest(),
-            digest=hashed.digest(),
+            id=digest(canonical),
             canonical=canonical,
             encoded=(program, ()),
         )
