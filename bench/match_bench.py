@@ -40,26 +40,6 @@ def memory():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def elapsed(run):
-    """
-    Seconds a run takes on one core: of the clock, or of the thread's CPU time when that is less.
-
-    The two differ only when other processes want the core.
-    """
-    wall, cpu = time.perf_counter(), time.thread_time()
-    run()
-    return min(time.perf_counter() - wall, time.thread_time() - cpu)
-
-
-def best_rate(events, seconds, run, clock=elapsed):
-    """Events a second: the best of as many runs as fit."""
-    best = 0.0
-    end = time.perf_counter() + seconds
-    while not best or time.perf_counter() < end:
-        best = max(best, events / clock(run))
-    return best
-
-
 def wall(run):
     start = time.perf_counter()
     run()
@@ -100,7 +80,7 @@ def native_row(family, size, seconds):
         engine = NativeEngine()
         add = engine._index.add  # noqa: SLF001 - programs were compiled ahead
         before = memory()
-        took = elapsed(lambda add=add: [add(*program) for program in distinct])
+        took = workload.elapsed(lambda add=add: [add(*program) for program in distinct])
         register.append(len(distinct) / took)
         used = used or memory() - before  # later ones reuse what the first freed
     hits = check(engine, family, size, programs, lines, documents)
@@ -119,11 +99,11 @@ def native_row(family, size, seconds):
         "hits": hits,
         "register": max(register),
         "bytes": used / len(distinct),
-        "objects": best_rate(
+        "objects": workload.best_rate(
             len(documents), seconds, lambda: [engine.match(document) for document in documents]
         ),
-        "json": best_rate(len(lines), seconds, from_json),
-        "two": best_rate(2 * len(lines), seconds, lambda: in_threads(2, from_json), wall),
+        "json": workload.best_rate(len(lines), seconds, from_json),
+        "two": workload.best_rate(2 * len(lines), seconds, lambda: in_threads(2, from_json), wall),
     }
     row["p50"], row["p99"] = percentiles(engine, documents)
     row["churn"] = churn(engine, distinct, batches, seconds)
@@ -191,14 +171,14 @@ def plain_row(family, size, seconds):
     gc.freeze()
     engine = PlainEngine()
     before = memory()
-    register = len(compiled) / elapsed(lambda: [engine.add(form) for form in compiled])
+    register = len(compiled) / workload.elapsed(lambda: [engine.add(form) for form in compiled])
     row = {
         "engine": "virta plain",
         "family": family,
         "filters": len(compiled),
         "register": register,
         "bytes": (memory() - before) / len(compiled),
-        "objects": best_rate(
+        "objects": workload.best_rate(
             len(documents), seconds, lambda: [engine.match(document) for document in documents]
         ),
     }

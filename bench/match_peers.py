@@ -16,7 +16,6 @@ import random
 import shutil
 import subprocess
 import tempfile
-import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -138,33 +137,21 @@ def lucene_document(document):
     return "\t".join(fields)
 
 
-def best(run, count, seconds):
-    """Runs a second of processor time, the best of as many rounds as fit."""
-    rate, end = 0.0, time.process_time() + seconds
-    while not rate or time.process_time() < end:
-        started = time.process_time()
-        run()
-        rate = max(rate, count / (time.process_time() - started))
-    return rate
-
-
 def ours(filters, documents, seconds):
     sources = [json.dumps(koncorde_source(conditions)) for conditions in filters]
     texts = [json.dumps(document).encode() for document in documents]
     gc.collect()
-    memory, started = resident(), time.process_time()
-    matcher = Matcher()
-    ids = matcher.add_many(sources, dialect="koncorde")
-    register = len(sources) / (time.process_time() - started)
+    memory, matcher, ids = resident(), Matcher(), []
+    took = workload.elapsed(lambda: ids.extend(matcher.add_many(sources, dialect="koncorde")))
     used = resident() - memory
     lines: dict[str, list[int]] = {}
     for number, id_ in enumerate(ids):
         lines.setdefault(id_, []).append(number)
     answers = [sorted(n for id_ in matcher.match(d) for n in lines[id_]) for d in documents]
     return {
-        "engine": "virta", "register": register, "bytes": used / len(filters), "answers": answers,
-        "objects": best(lambda: [matcher.match(d) for d in documents], len(documents), seconds),
-        "json": best(lambda: [matcher.match(t) for t in texts], len(texts), seconds),
+        "engine": "virta", "register": len(sources) / took, "bytes": used / len(filters), "answers": answers,
+        "objects": workload.item_rate(matcher.match, documents, seconds),
+        "json": workload.item_rate(matcher.match, texts, seconds),
     }  # fmt: skip
 
 

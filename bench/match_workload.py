@@ -1,5 +1,5 @@
 """
-The matching workload: documents, and filters as they come and as subscriptions usually are.
+The matching workload, and how rates are measured: documents, and filters as they come and as subscriptions usually are.
 
 `filters` is the shared, frozen set of 10k and 100k lines; the same generator, seeded, makes the million.
 `selective` is the same kind with at least one equality in each filter. Compiling a million filters takes a
@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import time
 from pathlib import Path
 
 from virta.filters import parse
@@ -27,6 +28,9 @@ STRINGS = [f"f{i:02}" for i in range(10)]
 INTEGERS = [f"f{i:02}" for i in range(10, 20)]
 KINDS = ["create", "update", "delete", "publish"]
 FORMAT = 4  # of the cache: raise it when compiled programs change
+# Of one timed block: long beside a clock read and beside the resolution of the clocks.
+BLOCK_SECONDS = 0.05
+BLOCK_MIN = 20  # documents, however slow they are
 
 
 class Generator:
@@ -155,3 +159,46 @@ def compiled(family, size):
 def _compile(sources):
     forms = (compile_filter(parse(source, "koncorde")) for source in sources)
     return [(form.digest, *form.encoded) for form in forms]
+
+
+# Rates.
+
+
+def elapsed(run):
+    """
+    Seconds a run takes on one core: of the clock, or of the thread's CPU time when that is less.
+
+    The two differ only when other processes want the core.
+    """
+    wall, cpu = time.perf_counter(), time.thread_time()
+    run()
+    return min(time.perf_counter() - wall, time.thread_time() - cpu)
+
+
+def best_rate(events, seconds, run, clock=elapsed):
+    """Events a second: the best of as many runs as fit."""
+    best = 0.0
+    end = time.perf_counter() + seconds
+    while not best or time.perf_counter() < end:
+        best = max(best, events / clock(run))
+    return best
+
+
+def item_rate(call, items, seconds):
+    """
+    Items a second: the best of as many blocks as fit, with no clock read inside a block.
+
+    A clock read takes as long as a fast match. match_koncorde.js does the same.
+    """
+    count, block = BLOCK_MIN // 2, []
+
+    def run():
+        for item in block:
+            call(item)
+
+    took = 0.0
+    while took < BLOCK_SECONDS:
+        count *= 2
+        block = [items[i % len(items)] for i in range(count)]
+        took = elapsed(run)
+    return best_rate(count, seconds, run)
