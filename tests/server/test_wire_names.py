@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
 
 import pytest
 from server_harness import STRUCTURED, event
@@ -25,21 +26,28 @@ REFUSALS = [
     ("GET", "/channels/a", {"Host": "evil.example"}, None, 421),
     ("GET", "/channels/a", {"Origin": "https://evil.example"}, None, 403),
     ("GET", "/journal/keys/none", {}, None, 404),
+    ("GET", "/journal/nothing", {}, None, 404),
+    ("GET", "/journal/jobs/fly", {}, None, 404),
+    ("POST", "/journal/jobs", {}, b"{}", 400),
+    ("DELETE", "/journal/stats", {}, None, 405),
 ]
+MEMBERS = {"type", "title", "status", "detail", "code", "message"}
 
 
 @pytest.mark.parametrize(("method", "path", "headers", "body", "status"), REFUSALS)
 def test_every_error_has_one_shape(server, method, path, headers, body, status):
-    """RFC 9457 members and `code`; the sentence is not empty."""
+    """RFC 9457 members, `code` and `message`; the sentence is not empty, the title that of the status."""
     answer = server.request(method, path, body, headers)
     found = answer.json
 
     assert answer.status == found["status"] == status
     assert answer.headers["content-type"] == "application/problem+json"
-    assert found["title"]
+    assert set(found) >= MEMBERS
+    assert found["title"] == HTTPStatus(status).phrase
     assert found["type"]
     assert found["code"]
-    assert len(found["detail"]) > 10
+    assert len(found["message"]) > 10
+    assert found["message"] == found["detail"]
 
 
 def test_messages_are_for_codes():

@@ -1,10 +1,13 @@
 """
-What each error code of the journal means, for people: the pages that problem documents link to.
+Problem documents (RFC 9457), the body of every HTTP error, and the pages that those of the journal link to.
 
-`virta serve` serves them at `/problems/CODE`.
+`virta serve` serves the pages at `/problems/CODE`: what each error code of the journal means, for people.
 """
 
 from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
 
 PATH = "/problems/"
 
@@ -45,6 +48,18 @@ EXPLANATIONS = {
 def link(code: str) -> str:
     """Return the `type` of a problem document (RFC 9457): a page about the code, if there is one."""
     return PATH + code if code in EXPLANATIONS else "about:blank"
+
+
+def document(code: str, status: int, message: str) -> dict[str, Any]:
+    """Return the members that every problem document has; `message` is `detail`."""
+    return {
+        "type": link(code),
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": message,
+        "code": code,
+        "message": message,
+    }
 
 
 def page(code: str, status: int) -> str | None:

@@ -425,13 +425,9 @@ def _json_response(content: Any, status: int = 200) -> Response:
 
 def _problem(refused: RefusedError, path: str) -> Response:
     status = STATUS.get(refused.code, 400)
-    bare = refused.message == refused.code
-    body = {
-        "type": problems.link(refused.code),
-        "title": refused.code,
-        "status": status,
-        "code": refused.code,
-        "detail": f"{refused.message}: {path[:200]}" if bare else refused.message,
-    }
+    message = refused.message
+    if message == refused.code:
+        message = f"{path[:200]}: {problems.EXPLANATIONS.get(message, message)}"
+    body = problems.document(refused.code, status, message)
     allow = refused.allow if isinstance(refused, MethodError) else ""
     return Response(status, msgspec.json.encode(body), "application/problem+json", allow)

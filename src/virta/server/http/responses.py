@@ -132,14 +132,7 @@ def offset_headers(offset: int | None, repeat: bool) -> bytes:  # noqa: FBT001
 def problem_members(error: RequestError) -> dict[str, object]:
     """Return the members of every refusal: those of RFC 9457, `code` and `message`."""
     message = error.message or MESSAGES.get(error.code) or HTTPStatus(error.status).description
-    return {
-        "type": problems.link(error.code),
-        "title": HTTPStatus(error.status).phrase,
-        "status": error.status,
-        "detail": message,
-        "code": error.code,
-        "message": message,
-    }
+    return problems.document(error.code, error.status, message)
 
 
 class Responder:

@@ -360,16 +360,14 @@ PIPELINES = [
 
 # The journal. Its errors are problem documents; what precedes its handlers refuses as everywhere.
 
-ProblemBody = result_of("ProblemBody", type=str, title=str, status=int, code=str, detail=str)
-_PROBLEM = {PROBLEM: ProblemBody}
-_BOTH = _PROBLEM
+_PROBLEM = {PROBLEM: schemas.RefusalBody}
 JOURNAL_ERRORS = {
-    400: Answer("`code` says what is wrong.", _BOTH),
+    400: Answer("`code` says what is wrong.", _PROBLEM),
     401: COMMON[401],
     403: refusal("The page's origin is not allowed."),
     404: Answer("There is no such thing.", _PROBLEM),
     409: Answer("It conflicts with what is stored.", _PROBLEM),
-    413: Answer("Too large.", _BOTH),
+    413: Answer("Too large.", _PROBLEM),
     421: COMMON[421],
     503: Answer("Not now: the disk, or copies.", _PROBLEM),
     507: Answer("No space.", _PROBLEM),
