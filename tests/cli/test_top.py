@@ -80,7 +80,7 @@ def test_the_figures_of_a_screen():
     assert line_with("publish to", lines)[3:] == ["0.26", "ms", "p50,", "12.3", "ms", "p99"]
     assert line_with("subscribers", lines) == ["subscribers", "1,000", "12", "distinct", "filters"]
     assert line_with("next offset", lines)[-1] == "9,876,543"
-    assert line_with("disk", lines) == ["disk", "75%", "full", "in", "3.0", "days"]
+    assert line_with("disk", lines) == ["disk", "75%", "full", "in", "3", "days"]
     assert line_with("orders", lines) == ["orders", "12.3"]
     assert line_with("jobs", lines) == ["jobs", "ready", "3", "dead", "1,000"]
 
@@ -195,3 +195,20 @@ def test_a_terminal_is_redrawn(canned):
     assert len(screens) == 3
     assert screens[0] == ""
     assert "▁█" in screens[2]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (None, "does not grow"),
+        (5e9, "full in over 10 years"),
+        (3_600_000, "full in 42 days"),
+        (86_400, "full in 24 hours"),
+        (1_800, "full in 30 min"),
+    ],
+)
+def test_when_the_disk_is_full(seconds, said):
+    """In a unit that fits, as in the console."""
+    (line,) = [line for line in screen(fullInSeconds=seconds) if "disk" in line]
+
+    assert line.split("%")[1].strip() == said

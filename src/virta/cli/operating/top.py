@@ -22,6 +22,8 @@ CLEAR = "\x1b[H\x1b[2J"
 BARS = "▁▂▃▄▅▆▇█"
 HISTORY = 60
 LINE_BYTES_MAX = 4 * 1024 * 1024
+DAY_S = 86_400
+FULL_SOON_S = 3650 * DAY_S  # beyond it nobody counts days
 
 
 @click.command()
@@ -82,7 +84,6 @@ def drawn(url: str, now: dict[str, Any], history: list[float]) -> list[str]:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 80
     used = 1 - now["diskFreeBytes"] / max(now["diskBytes"], 1)
     latency = "none" if now["p50Ms"] is None else f"{now['p50Ms']:.2f} ms p50, {now['p99Ms']:.1f} ms p99"  # fmt: skip
-    full = now["fullInSeconds"]
     lines = [
         f"Virta at {url}",
         "",
@@ -91,7 +92,7 @@ def drawn(url: str, now: dict[str, Any], history: list[float]) -> list[str]:
         f"  publish to deliver  {latency}",
         f"  subscribers     {now['subscribers']:>12,}      {now['filters']:,} distinct filters",
         f"  log             {show_size(now['logBytes']):>12}      next offset {now['nextOffset']:,}",
-        f"  disk            {used:>11.0%}      " + ("does not grow" if full is None else f"full in {full / 86400:,.1f} days"),
+        f"  disk            {used:>11.0%}      {_full_in(now['fullInSeconds'])}",
         "",
         f"  {spark(history)}",
     ]  # fmt: skip
@@ -101,6 +102,21 @@ def drawn(url: str, now: dict[str, Any], history: list[float]) -> list[str]:
     if now["jobs"] is not None:
         lines += ["", "  jobs   " + "   ".join(f"{name} {count:,}" for name, count in now["jobs"].items())]  # fmt: skip
     return [line[:width] for line in lines]
+
+
+def _full_in(seconds: float | None) -> str:
+    """Return when the disk is full, in the words of the console."""
+    if seconds is None:
+        return "does not grow"
+    if seconds > FULL_SOON_S:
+        return "full in over 10 years"
+    if seconds > 2 * DAY_S:
+        return f"full in {seconds / DAY_S:,.0f} days"
+    return (
+        f"full in {seconds / 3600:.0f} hours"
+        if seconds > 7200
+        else f"full in {seconds / 60:.0f} min"
+    )
 
 
 def spark(values: list[float]) -> str:
