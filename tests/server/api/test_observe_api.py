@@ -207,6 +207,35 @@ def test_subscribers_are_listed_and_disconnected(server):
     assert server.request("DELETE", "/subscribers/none").status == 404
 
 
+def test_health_says_what_and_where(start, tmp_path):
+    """Dead jobs by domain, a pipeline that cannot be used with its reason; one is not "1 jobs"."""
+    (tmp_path / "vat.toml").write_text("[pipeline]\nname = 7\n")
+
+    def health(server):
+        checks = server.request("GET", "/health").json["checks"]
+        return {check["name"]: check["text"] for check in checks}
+
+    def bury(server, uri):
+        server.request("POST", "/journal/jobs", json.dumps({"uri": uri}))
+        (job,) = server.request("POST", "/journal/jobs/next", b"{}").json["jobs"]
+        body = {"key": job["key"], "reason": "no", "dead": True}
+        assert server.request("POST", "/journal/jobs/fail", json.dumps(body)).status == 200
+
+    with start("--pipelines", str(tmp_path / "vat.toml"), "--journal-port", "0") as server:
+        before = health(server)
+        bury(server, "mail://mail.shop/1")
+        one = health(server)["jobs"]
+        bury(server, "mail://mail.shop/2")
+        bury(server, "bill://invoices.shop/1")
+        three = health(server)["jobs"]
+
+    assert "jobs" not in before
+    assert before["pipelines"].startswith("1 pipeline failed or cannot be used: vat, ")
+    assert "vat.toml:1: " in before["pipelines"]
+    assert one == "1 dead job: 1 in mail.shop"
+    assert three == "3 dead jobs: 2 in mail.shop, 1 in invoices.shop"
+
+
 def test_health_and_verify(server):
     """Checks with a state and a sentence each, worst first; verifying finds no damage."""
     found = server.request("GET", "/health").json

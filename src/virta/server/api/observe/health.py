@@ -15,6 +15,7 @@ from starlette.routing import Route
 from virta import __version__, files, native
 from virta.clock import time_text
 from virta.errors import RequestError
+from virta.journal.jobs.job import DEAD
 from virta.server.access.auth import requires_credentials
 from virta.server.access.hosts import is_loopback
 from virta.server.api.handler import ApiHandler, ErrorsAsRefusals
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 SEGMENTS_MAX = 200  # listed, newest first
 PROBLEMS_MAX = 100
+NAMED_MAX = 3  # things that one sentence names
+REASON_CHARS = 200
 PACKAGES = ("uvicorn", "starlette", "websockets", "httpx", "msgspec")
 # Used shares of the disk from which on there is a warning, and a fault.
 DISK_WARNING, DISK_WRONG = 0.85, 0.97
@@ -189,21 +192,56 @@ def _part_checks(service: Service) -> list[HealthCheck]:
     if journal is not None and journal.node.failure is not None:
         text = "The journal accepts nothing persistent since a sync failed: restart the server"
         found.append(HealthCheck("journal", "wrong", text))
-    dead = (service.figures.last.jobs or {}).get("dead", 0)
-    if dead:
-        found.append(HealthCheck("jobs", "warning", f"{dead:,} jobs are dead"))
-    last = service.figures.last
-    if last.pipelines_failed:
-        text = f"{last.pipelines_failed} of {last.pipelines} pipelines failed or have a wrong file"
+    if text := _dead_jobs(service):
+        found.append(HealthCheck("jobs", "warning", text))
+    pipelines = service.pipelines
+    failed = [(one.name, one.overview()["reason"]) for one in pipelines.invalid.values()]
+    for name, one in pipelines.supervised.items():
+        facts = one.facts()
+        if facts["state"] == "failed":
+            failed.append((name, facts["last_error"] or ""))
+    if failed:
+        text = f"{_count(failed, 'pipeline')} failed or cannot be used: {_named(failed)}"
         found.append(HealthCheck("pipelines", "wrong", text))
-    if last.webhooks_failing:
-        text = f"{last.webhooks_failing} of {last.webhooks} webhooks had an error at their last delivery"
+    failing = [
+        (id_, hook.last_error) for id_, hook in service.webhooks.hooks.items() if hook.is_failing
+    ]
+    if failing:
+        text = f"The last delivery of {_count(failing, 'webhook')} failed: {_named(failing)}"
         found.append(HealthCheck("webhooks", "warning", text))
     plain = [name for name in native.MODULES[:4] if native.load(name) is None]
     if plain:
         text = f"{', '.join(plain)} run as plain Python, which is slower: see virta doctor"
         found.append(HealthCheck("native", "warning", text))
     return found
+
+
+def _dead_jobs(service: Service) -> str:
+    """Return how many jobs are dead and in which domains; empty if none is."""
+    journal = service.journal
+    if journal is None:
+        return ""
+    domains = journal.node.engine.jobs.domains
+    dead = {name.decode(errors="replace"): place.counts[DEAD] for name, place in domains.items()}
+    most = sorted(((n, name) for name, n in dead.items() if n), reverse=True)
+    if not most:
+        return ""
+    total = sum(number for number, _ in most)
+    where = ", ".join(f"{number:,} in {name}" for number, name in most[:NAMED_MAX])
+    more = ", …" if len(most) > NAMED_MAX else ""
+    return f"{total:,} dead job{'s' if total > 1 else ''}: {where}{more}"
+
+
+def _count(all_: list[tuple[str, str]], noun: str) -> str:
+    return f"{len(all_)} {noun}{'s' if len(all_) > 1 else ''}"
+
+
+def _named(all_: list[tuple[str, str]]) -> str:
+    """Return the names, with the reason if there is one name."""
+    if len(all_) == 1:
+        name, reason = all_[0]
+        return f"{name}, {reason[:REASON_CHARS]}" if reason else name
+    return ", ".join(name for name, _ in all_[:NAMED_MAX]) + (", …" if all_[NAMED_MAX:] else "")
 
 
 def _versions() -> dict[str, str]:
