@@ -238,6 +238,7 @@ def test_health_says_what_and_where(start, tmp_path):
 
 def test_health_and_verify(server):
     """Checks with a state and a sentence each, worst first; verifying finds no damage."""
+    server.publish("verified", event("1"))
     found = server.request("GET", "/health").json
 
     assert {check["name"] for check in found["checks"]} >= {"log", "disk", "tokens"}
