@@ -16,6 +16,7 @@ from console_tab import CHROMIUM, Tab
 from server_harness import Server, event
 
 from virta import console
+from waiting import wait_until
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 SCREENS = {
@@ -288,6 +289,30 @@ def test_a_live_view_changes_in_place(tab, served):
     assert kinds == ["leave", "update", "enter"]
     assert "total was 10, is 11" in page.locator("#feed").text_content()
     assert page.locator("#rows tr[data-row]").count() == 1
+    assert tab.errors == []
+
+
+def test_a_live_view_counts_its_rows_by_a_field(tab, served):
+    """By the first field that repeats its values, or the chosen one, which is in the address; counts follow."""
+
+    def placed(number, country, total, status="paid"):
+        made = order(number, status, total=total)
+        return made | {"id": f"{number}-{status}", "data": made["data"] | {"country": country}}
+
+    rows = [placed(1, "DE", 10), placed(2, "FI", 20), placed(3, "DE", 12345678901234567890)]
+    served.publish("grouped", *rows)
+    page = tab.open("#/views/grouped?filter=status%3Dpaid&group=country")
+    page.wait_for_selector("#groups .hbar:has-text('DE')")
+    assert page.locator("#h-group").text_content() == "Rows by country"
+    assert page.locator("#groups .hbar").all_text_contents() == ["DE2", "FI1"]
+    assert page.locator("#rows td.num:has-text('12345678901234567890')").count() == 1
+
+    served.publish("grouped", placed(1, "DE", 10, "refunded"))
+    wait_until(lambda: page.locator("#groups").text_content() == "DE1FI1")
+    page.get_by_label("Field").select_option("total")
+    page.get_by_label("Field").blur()
+    page.wait_for_selector("#h-group:has-text('Rows by total')")
+    assert page.url.endswith("group=total")
     assert tab.errors == []
 
 
