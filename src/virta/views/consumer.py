@@ -145,10 +145,6 @@ class ViewConsumer:
 
     # Called by the view.
 
-    def send_step(self, frames: list[ViewFrame], payloads: dict[object, Any]) -> None:
-        """Send the frames of one step."""
-        self.sink.write_frames(frames, payloads)
-
     def note(self, hits: Sequence[ViewFrame]) -> None:
         """Let the keys of hits wait."""
         if self.closed or self._snapshot_due:

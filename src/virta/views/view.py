@@ -124,9 +124,8 @@ class View:
             reason = "changed"
             if not self.shows(change.event):
                 event = None
-        assert change.key is not None
         self.hits.append(
-            ViewFrame(kind, offset + 1, change.key, offset, event, reason, None, number)
+            ViewFrame(kind, offset + 1, change.key or "", offset, event, reason, None, number)
         )
 
     # Delivery.
@@ -140,7 +139,7 @@ class View:
             if truncated or not consumer.keeps_up:
                 consumer.note(hits)
             else:
-                consumer.send_step(hits, payloads)
+                consumer.sink.write_frames(hits, payloads)
 
     def shows(self, event: bytes) -> bool:
         """Return whether a row that left may be shown: only if the token's row filter allows it."""

@@ -151,6 +151,17 @@ class ViewIndex:
         events = [change.event for change in changes]
         return self._filters.match(events, [change.row for change in changes])
 
+    def update(
+        self, number: int, now: Members, offset: int, change: RowChange, touched: dict[View, None]
+    ) -> None:
+        """Give every view of a row that stays in all of them its hit, if somebody is to get it."""
+        views = self.views
+        for one in now:
+            view = views[one]
+            if view.consumers:
+                view.hit(UPDATE, number, offset, change)
+                touched[view] = None
+
     def compare(
         self,
         number: int,
@@ -162,20 +173,15 @@ class ViewIndex:
     ) -> None:
         """Give every view that had the row or has it now its hit, if somebody is to get it."""
         views = self.views
-        for one in now:
+        self.update(number, now & before, offset, change, touched)
+        for one in now - before:
             view = views[one]
-            if one not in before:
-                view.joined(number)
-                kind = ENTER
-            else:
-                kind = UPDATE
+            view.joined(number)
             if view.consumers:
-                view.hit(kind, number, offset, change)
+                view.hit(ENTER, number, offset, change)
                 touched[view] = None
-        if before is now:
-            return
-        for one in before:
-            if one not in now and one in views:
+        for one in before - now:
+            if one in views:
                 view = views[one]
                 view.count -= 1
                 if view.consumers:

@@ -132,12 +132,7 @@ class RowTable:
         touched: dict[View, None],
     ) -> None:
         """Set rows; each gets the views in `found`. The ring and the values follow for all of them at once."""
-        find, offsets, members, compare = (
-            self.numbers.get,
-            self.offsets,
-            self.members,
-            self.index.compare,
-        )
+        find, offsets, members, index = self.numbers.get, self.offsets, self.members, self.index
         numbers: list[int] = []
         before: list[Members] = []
         replaced: list[int] = []
@@ -156,11 +151,12 @@ class RowTable:
             numbers.append(number)
             replaced.append(previous)
             before.append(had)
-            if now is not had:
-                now = members[number] = self.intern(now)  # noqa: PLW2901 - the one copy of it
-                compare(number, had, now, offset, change, touched)
-            elif now:
-                compare(number, had, now, offset, change, touched)
+            if now is had:
+                if now:
+                    index.update(number, now, offset, change, touched)
+            else:
+                members[number] = self.intern(now)
+                index.compare(number, had, now, offset, change, touched)
         self.keyed += len(numbers)
         self.values.put_all(numbers, [change.event for _, change in changes])
         self._touch([offset for offset, _ in changes], numbers, replaced, before)
