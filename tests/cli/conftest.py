@@ -1,10 +1,12 @@
-"""A server for the commands that use one, and logs for `virta log`."""
+"""A server and a journal for the commands that use one, and logs for `virta log`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
+from journal_shell import Shell
+from journal_support import daemon_thread
 from server_harness import Server
 
 import virta
@@ -18,6 +20,13 @@ def server(tmp_path_factory):
     """One server for all tests of a module: they use channels of their own."""
     with Server(tmp_path_factory.mktemp("data"), "--durability", "none") as running:
         yield running
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """`virta journal` against a daemon of its own."""
+    with daemon_thread(tmp_path / "journal") as daemon:
+        yield Shell(daemon.address[1])
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,35 +10,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from journal_support import daemon_thread
 
 from virta.cli.journal import journal
 from virta.journal import Client
 from virta.journal.clients.spool import REJECTED, scan
 
 VIRTA = Path(sys.executable).with_name("virta")
-
-
-class Shell:
-    def __init__(self, port):
-        self.port = port
-        self.runner = CliRunner()
-
-    def __call__(self, *words, code=0, **options):
-        command, *rest = words
-        result = self.runner.invoke(journal, [command, "--port", str(self.port), *rest], **options)
-        assert code == result.exit_code, result.output
-        return result.output.strip()
-
-    def json(self, *words, **options):
-        command, *rest = words
-        return [json.loads(line) for line in self(command, "--json", *rest, **options).splitlines()]
-
-
-@pytest.fixture
-def shell(tmp_path):
-    with daemon_thread(tmp_path / "journal") as server:
-        yield Shell(server.address[1])
 
 
 def test_values(shell):
