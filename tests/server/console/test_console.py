@@ -9,6 +9,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,42 @@ def test_a_chart_is_read_by_keys_and_as_a_table(tab, served):
     assert times == sorted(times, reverse=True)
     assert found == []
     assert tab.errors == []
+
+
+def test_an_axis_has_room_for_its_values(tab):
+    """The longest value of a chart's axis is not cut."""
+    page = tab.open("#/")
+    page.wait_for_selector(".tile .figure")
+    room, wide = page.evaluate(
+        """async () => {
+            const { axisSize } = await import("/console/js/chart.js");
+            const pen = document.createElement("canvas").getContext("2d");
+            pen.font = "11px system-ui, sans-serif";
+            return [axisSize(["0 ms", "12,000,000 ms"]), pen.measureText("12,000,000 ms").width];
+        }"""
+    )
+
+    assert room >= wide + 8
+    assert tab.errors == []
+
+
+def test_a_long_standing_filter_does_not_widen_the_panel(browser, served):
+    """On a phone it is cut with an ellipsis; the number of filters beside the title stays in view."""
+    served.publish("narrow", order(1))
+    query = "&".join(f"field-with-a-long-name-{n}=!{n}" for n in range(6))
+    stream = HTTPConnection("127.0.0.1", served.port)
+    stream.request("GET", f"/channels/narrow?{query}")
+    stream.getresponse()
+    page = Tab(browser, served, width=375).open("#/channels/narrow?from=earliest")
+    page.locator("#rows tr.pick").first.click()
+    page.wait_for_selector("#standing code")
+    beyond = page.evaluate(
+        "[...document.querySelectorAll('#panel-body .section')].filter(e => e.scrollWidth > e.clientWidth).length"
+    )
+    stream.close()
+    page.close()
+
+    assert beyond == 0
 
 
 def test_numbers_move_when_events_flow(tab, served):

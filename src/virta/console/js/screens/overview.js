@@ -68,7 +68,7 @@ export default async function overview(root) {
       const worst = subs.queries.find((q) => q.waitingBytes > 0);
       slow.replaceChildren(worst ? h("span", {}, "Slowest consumer: ", h("a", { href: `#/queries?channel=${encodeURIComponent(worst.channel)}` }, worst.query || worst.channel), `, ${bytes(worst.waitingBytes)} waiting`) : h("span", {}, "No consumer is behind"));
       const open = health.checks.filter((c) => c.state !== "ok"), where = { jobs: ["skull", "#/jobs"], pipelines: ["pipelines", "#/pipelines"], webhooks: ["webhooks", "#/webhooks"], disk: ["db", "#/health"] };
-      todo.replaceChildren(...open.map((c) => { const [pic, href] = where[c.name] ?? ["alert", "#/health"]; return item(c.state === "wrong" ? "bad" : "warn", pic, c.text.split(":")[0], c.text.includes(":") ? c.text.slice(c.text.indexOf(":") + 1).trim() : "", href); }));
+      todo.replaceChildren(...open.map((c) => { const [pic, href] = where[c.name] ?? ["alert", "#/health"]; return item(c.state === "wrong" || c.name === "jobs" ? "bad" : "warn", pic, c.text.split(":")[0], c.text.includes(":") ? c.text.slice(c.text.indexOf(":") + 1).trim() : "", href); }));
       if (!open.length) todo.replaceChildren(h("li", {}, icon("check", "good"), h("strong", {}, "Nothing"), h("span"), h("p", {}, "All checks are well.")));
       text(todoCount, open.length ? String(open.length) : "");
     } catch (error) { if (error.status) todo.replaceChildren(h("li", {}, icon("alert", "bad"), h("strong", {}, error.title ?? "This could not be loaded"), h("span"), h("p", {}, error.message))); }

@@ -204,7 +204,9 @@ def _part_checks(service: Service) -> list[HealthCheck]:
         text = f"{_count(failed, 'pipeline')} failed or cannot be used: {_named(failed)}"
         found.append(HealthCheck("pipelines", "wrong", text))
     failing = [
-        (id_, hook.last_error) for id_, hook in service.webhooks.hooks.items() if hook.is_failing
+        (hook.description["sink"], hook.last_error)
+        for hook in service.webhooks.hooks.values()
+        if hook.is_failing
     ]
     if failing:
         text = f"The last delivery of {_count(failing, 'webhook')} failed: {_named(failing)}"
