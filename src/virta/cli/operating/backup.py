@@ -23,7 +23,7 @@ import click
 import virta
 from virta import files
 from virta.cli.operating import backup_store
-from virta.cli.operating.backup_store import MANIFEST, BackupError
+from virta.cli.operating.backup_store import FORMAT, MANIFEST, BackupError
 from virta.cli.report import json_option, print_report
 from virta.cli.units import show_count, show_size
 from virta.clock import now_us, time_text
@@ -34,7 +34,6 @@ from virta.tier.store import is_store_url
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-FORMAT = 1
 DATA = "data"
 LOG, JOURNAL = "log", "journal"
 # Made again by the server: locks, what a pipeline printed, row tables of live views.
@@ -176,20 +175,12 @@ def restore_backup(source: Path, data_dir: Path) -> dict[str, Any]:
 def read_manifest(source: Path) -> dict[str, Any]:
     """Return the manifest of a backup; raise BackupError if it is not complete."""
     try:
-        manifest: dict[str, Any] = json.loads((source / MANIFEST).read_bytes())
+        data = (source / MANIFEST).read_bytes()
     except FileNotFoundError:
         raise BackupError(
             f"{source} has no {MANIFEST}: it is no backup, or was not finished"
         ) from None
-    except ValueError as error:
-        raise BackupError(f"{source / MANIFEST} cannot be read: {error}") from None
-    if manifest.get("format") != FORMAT:
-        raise BackupError(
-            f"{source} has format {manifest.get('format')!r}: this version reads {FORMAT}"
-        )
-    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in manifest["files"]):
-        raise BackupError(f"{source / MANIFEST} names files outside of the backup")
-    return manifest
+    return backup_store.parse_manifest(data, str(source))
 
 
 def _names(folder: Path) -> Iterator[str]:

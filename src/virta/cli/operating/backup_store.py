@@ -10,7 +10,7 @@ import json
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from virta import files
 from virta.errors import TierError, VirtaError
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from virta.tier.store import TierStore
 
 MANIFEST = "backup.json"
+FORMAT = 1
+# Members of a manifest that restoring needs, and their types.
+MEMBERS = {"format": int, "files": dict, "time": str, "next_offset": int}
 
 
 class BackupError(VirtaError):
@@ -66,7 +69,8 @@ def downloaded(store: TierStore, near: Path) -> Iterator[Path]:
                 f"{store.url} has no {MANIFEST}: it is no backup, or was not finished"
             ) from None
         files.write_whole(folder / MANIFEST, manifest)
-        for name in _names(store, manifest):
+        for listed in parse_manifest(manifest, store.url)["files"]:
+            name = f"data/{listed}"
             path = folder / name
             files.make_directory(path.parent)
             with open(path, "wb", opener=files.open_file) as file:
@@ -74,16 +78,22 @@ def downloaded(store: TierStore, near: Path) -> Iterator[Path]:
         yield folder
 
 
-def _names(store: TierStore, manifest: bytes) -> list[str]:
-    """Return the objects of a backup; the manifest itself is checked by who restores it."""
+def parse_manifest(data: bytes, place: str) -> dict[str, Any]:
+    """Return the manifest of the backup at `place`; raise BackupError unless it can be restored from."""
+    name = f"{place}/{MANIFEST}"
     try:
-        listed = json.loads(manifest)["files"]
-    except (ValueError, KeyError, TypeError):
-        return []
-    names = [f"data/{name}" for name in listed]
-    if any(".." in Path(name).parts or Path(name).is_absolute() for name in [*listed, *names]):
-        raise BackupError(f"{store.url}/{MANIFEST} names files outside of the backup")
-    return names
+        manifest = json.loads(data)
+    except ValueError as error:
+        raise BackupError(f"{name} cannot be read: {error}") from None
+    if isinstance(manifest, dict) and manifest.get("format", FORMAT) != FORMAT:
+        raise BackupError(f"{place} has format {manifest['format']!r}: this version reads {FORMAT}")
+    if not isinstance(manifest, dict) or not all(
+        isinstance(manifest.get(member), kind) for member, kind in MEMBERS.items()
+    ):
+        raise BackupError(f"{name} is no manifest of a backup: it needs {', '.join(MEMBERS)}")
+    if any(Path(one).is_absolute() or ".." in Path(one).parts for one in manifest["files"]):
+        raise BackupError(f"{name} names files outside of the backup")
+    return manifest
 
 
 @contextmanager
