@@ -71,9 +71,9 @@ def add(
         EventError: the channel or the key is too long, or the event is not valid.
     """
     event = data if isinstance(data, Event) else Event.new(type, source, data, **attributes)
-    _check("channel", channel, 1, CHANNEL_BYTES_MAX)
+    _check_text("channel", channel, 1, CHANNEL_BYTES_MAX)
     record_key = key or event.partition_key
-    _check("key", record_key, 0, KEY_BYTES_MAX)
+    _check_text("key", record_key, 0, KEY_BYTES_MAX)
     # Ordered by time: rows from before the capture are forwarded in the order of their ids.
     id_ = f"{time.time_ns():020d}-{uuid.uuid4()}"
     values = (id_, channel, record_key, event.to_line().decode())
@@ -81,7 +81,7 @@ def add(
     return event.id
 
 
-def _check(name: str, text: str, least: int, most: int) -> None:
+def _check_text(name: str, text: str, least: int, most: int) -> None:
     if not isinstance(text, str) or not least <= len(text.encode()) <= most or "\0" in text:
         raise EventError(
             f"{name} is {text!r:.80}: it must be a text of {least} to {most} bytes without NUL",

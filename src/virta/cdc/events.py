@@ -149,7 +149,7 @@ class ChangeEvents:
             data["transaction"] = {"id": origin.transaction, "total_order": origin.order}
         data.update(more)
         attributes["data"] = data
-        return self._checked(table, key, encode(attributes))
+        return self._record_within_limit(table, key, encode(attributes))
 
     def schema_change(
         self, table: CapturedTable, kind: str, origin: Origin, *, optional: bool = True
@@ -234,7 +234,7 @@ class ChangeEvents:
             source["lsn"] = origin.lsn
         return source
 
-    def _checked(self, table: CapturedTable, key: bytes, value: bytes) -> ChangeRecord:
+    def _record_within_limit(self, table: CapturedTable, key: bytes, value: bytes) -> ChangeRecord:
         if len(value) > VALUE_BYTES_MAX:
             raise CaptureError(
                 f"a row of {table.title} with key {key.decode('utf-8', 'replace')} makes an event of {len(value)} "

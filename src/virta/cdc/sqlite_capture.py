@@ -373,7 +373,7 @@ def default_name(path: str | Path) -> str:
 def connect(path: Path) -> sqlite3.Connection:
     """Open a database; texts that are no UTF-8 are read as bytes."""
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-    db.text_factory = _text
+    db.text_factory = _text_or_bytes
     return db
 
 
@@ -382,7 +382,7 @@ def is_passing(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorname", "") in {"SQLITE_BUSY", "SQLITE_LOCKED"}
 
 
-def _text(raw: bytes) -> str | bytes:
+def _text_or_bytes(raw: bytes) -> str | bytes:
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -70,7 +70,9 @@ class StateFile:
                 code="capture_running",
             ) from None
         try:
-            self.state = _checked(read_state(data_dir, name) or CaptureState(kind), kind, self.path)
+            self.state = _require_kind(
+                read_state(data_dir, name) or CaptureState(kind), kind, self.path
+            )
         except BaseException:
             self.close()
             raise
@@ -99,7 +101,7 @@ def read_state(data_dir: str | Path, name: str) -> CaptureState | None:
         ) from error
 
 
-def _checked(state: CaptureState, kind: str, path: Path) -> CaptureState:
+def _require_kind(state: CaptureState, kind: str, path: Path) -> CaptureState:
     if state.kind != kind:
         raise CaptureError(
             f"{path} belongs to a capture of {state.kind}, not {kind}: choose another --name",

@@ -145,7 +145,7 @@ def filter_lines(path: str, dialect: str) -> Iterator[tuple[int, str]]:
     Blank lines are skipped, except for query strings: the empty one matches everything.
     """
     for number, line in enumerate(chain.from_iterable(_batches(path))):
-        text = _text(line, path, number)
+        text = _decoded_line(line, path, number)
         if text.strip() or dialect == "query-string":
             yield number, text
 
@@ -169,7 +169,7 @@ class Document(NamedTuple):
 
     def text(self) -> str:
         """Return the line; raise InputError if it is not UTF-8."""
-        return _text(self.line, self.path, self.line_number)
+        return _decoded_line(self.line, self.path, self.line_number)
 
     def value(self) -> Any:
         """Return the document; raise InputError if it is not JSON."""
@@ -236,7 +236,7 @@ def _opened(path: str) -> Iterator[BinaryIO]:
         yield stream
 
 
-def _text(line: bytes, path: str, number: int) -> str:
+def _decoded_line(line: bytes, path: str, number: int) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:

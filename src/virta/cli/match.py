@@ -79,7 +79,7 @@ def match(
             if quiet or (documents and not matches):
                 continue
             reasons = explained(filters, document) if explain else None
-            text = document.text() if documents else _answer(document, matches, reasons)
+            text = document.text() if documents else _match_line(document, matches, reasons)
             sys.stdout.write(text + "\n")
         if line_buffered:
             sys.stdout.flush()
@@ -122,7 +122,9 @@ def explained(filters: Iterable[tuple[int, Filter]], document: Document) -> list
     ]
 
 
-def _answer(document: Document, matches: list[int], reasons: list[dict[str, Any]] | None) -> str:
+def _match_line(
+    document: Document, matches: list[int], reasons: list[dict[str, Any]] | None
+) -> str:
     if reasons is None:
         return f'{{"document": {document.number}, "matches": {matches}}}'
     return json.dumps({"document": document.number, "matches": matches, "explain": reasons})

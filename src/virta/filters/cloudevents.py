@@ -21,7 +21,7 @@ from virta.errors import FilterError
 from virta.filters.cesql.attributes import text_equals, text_prefix, text_suffix
 from virta.filters.cesql.parser import parse_expression
 from virta.filters.cesql.syntax import Call
-from virta.filters.cesql.trees import returns, tree_of
+from virta.filters.cesql.trees import static_type, tree_of
 from virta.filters.cesql.values import DATA_MEMBERS
 from virta.filters.filter import Filter
 from virta.filters.limits import CONDITIONS_MAX, DEPTH_MAX, TEXT_BYTES_MAX
@@ -163,7 +163,7 @@ def _sql(source: Any, path: str) -> Node:
     try:
         expression = parse_expression(source)
         # The API coerces the result to Boolean, where the language itself wants one.
-        is_boolean = returns(expression) is bool
+        is_boolean = static_type(expression) is bool
         return tree_of(expression if is_boolean else Call("BOOL", (expression,)))
     except FilterError as error:
         raise FilterError(error.message, code=error.code, keyword="sql", path=path) from error

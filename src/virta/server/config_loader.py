@@ -101,9 +101,9 @@ def load(
     problems: list[ConfigError] = []
     values: dict[str, SettingValue] = {}
     for setting in SETTINGS:
-        raw, origin = _find(setting, flags, environ, table, path)
+        raw, origin = _raw_value(setting, flags, environ, table, path)
         try:
-            values[setting.name] = SettingValue(_checked(setting, raw, origin), origin)
+            values[setting.name] = SettingValue(_checked_value(setting, raw, origin), origin)
         except ConfigError as error:
             problems.append(error)
     known = {name for setting in SETTINGS for name in (setting.name, *setting.aliases)}
@@ -147,7 +147,7 @@ def _read_file(file: str | Path | None) -> tuple[dict[str, Any], Path]:
     return {key.replace("-", "_"): value for key, value in (loose | table).items()}, path
 
 
-def _find(
+def _raw_value(
     setting: Setting,
     flags: Mapping[str, Any],
     environ: Mapping[str, str],
@@ -166,7 +166,7 @@ def _find(
     return setting.default, "default"
 
 
-def _checked(setting: Setting, raw: Any, origin: str) -> Any:
+def _checked_value(setting: Setting, raw: Any, origin: str) -> Any:
     if raw is None or (setting.optional and str(raw).lower() == OFF):
         return None
     value = _converted(setting, raw)

@@ -91,7 +91,7 @@ def content_mode(head: dict[bytes, bytes]) -> tuple[bytes, bytes]:
     if not is_known or essence.startswith(CLOUDEVENTS):
         if not content_type:
             raise RequestError(400, "missing-content-type")
-        raise RequestError(400, "invalid-content-type", contentType=_text(content_type))
+        raise RequestError(400, "invalid-content-type", contentType=_header_text(content_type))
     if b"ce-source" not in head:
         raise RequestError(400, "missing-event-source")
     if b"ce-id" not in head:
@@ -104,7 +104,7 @@ def content_mode(head: dict[bytes, bytes]) -> tuple[bytes, bytes]:
 
 def may_be_empty(content_type: bytes, mode: bytes) -> bool:
     """Return whether an empty body is an event without data: in binary mode, unless it must be JSON."""
-    return mode is BINARY and body_kind(_text(content_type)) is not BodyKind.JSON
+    return mode is BINARY and body_kind(_header_text(content_type)) is not BodyKind.JSON
 
 
 def read_events(
@@ -215,10 +215,10 @@ def _binary(
     source = id_ = None
     for name, value in headers:
         if name.startswith(b"ce-"):
-            text = _text(value)
+            text = _header_text(value)
             if percent and ("%" in text or '"' in text):
                 text = _unescaped(name, text)
-            members[_text(name[3:])] = text
+            members[_header_text(name[3:])] = text
             # The first of repeated headers identifies the event, the last is what is delivered.
             if name == b"ce-source" and source is None:
                 source = text
@@ -228,7 +228,7 @@ def _binary(
     assert id_ is not None
     members.pop("data", None)
     members.pop("data_base64", None)
-    kind = _text(content_type)
+    kind = _header_text(content_type)
     if kind:
         members["datacontenttype"] = kind
     value = b"%b%b}" % (_encode(members)[:-1], _data(body, kind))
@@ -237,7 +237,7 @@ def _binary(
 
 
 def _unescaped(name: bytes, text: str) -> str:
-    attribute = _text(name[3:])
+    attribute = _header_text(name[3:])
     try:
         return unescape(attribute, text)
     except EventError as error:
@@ -356,7 +356,7 @@ def _bad_messages(text: str) -> RequestError:
     return RequestError(400, "invalid-message-body", text)
 
 
-def _text(raw: bytes) -> str:
+def _header_text(raw: bytes) -> str:
     """Return a header's text: UTF-8 if it is, else Latin-1."""
     try:
         return raw.decode()

@@ -66,7 +66,7 @@ def read_line(template: str, arguments: tuple[object, ...]) -> tuple[str, dict[s
             elif name is None:
                 text += form % (next(values),)
             else:
-                fields[name] = _value(next(values), form)
+                fields[name] = _field_value(next(values), form)
     except (StopIteration, TypeError, ValueError):
         return None  # another convention
     reason = (text + template[at:]).strip(" :")
@@ -75,7 +75,7 @@ def read_line(template: str, arguments: tuple[object, ...]) -> tuple[str, dict[s
     return start.group(), fields
 
 
-def _value(value: object, form: str) -> object:
+def _field_value(value: object, form: str) -> object:
     if isinstance(value, bool | int | float | str) and form in {"%s", "%d", "%i"}:
         return value
     text = form % (value,)

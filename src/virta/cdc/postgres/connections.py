@@ -98,10 +98,10 @@ def translate_errors(dsn: str) -> Iterator[None]:
         yield
     except psycopg2.errors.ObjectNotInPrerequisiteState as error:
         raise CaptureError(
-            f"{address(dsn)}: {_text(error)}", code="capture_slot_invalid"
+            f"{address(dsn)}: {_error_text(error)}", code="capture_slot_invalid"
         ) from error
     except psycopg2.Error as error:
-        text = _text(error)
+        text = _error_text(error)
         if isinstance(error, psycopg2.ProgrammingError) and error.pgcode is None:
             raise CaptureError(
                 f"{text}: a DSN is postgresql://user@host:5432/database or host=… dbname=…",
@@ -113,7 +113,7 @@ def translate_errors(dsn: str) -> Iterator[None]:
         ) from error
 
 
-def _text(error: psycopg2.Error) -> str:
+def _error_text(error: psycopg2.Error) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -144,15 +144,15 @@ def _commit(payload: bytes) -> Commit:
 
 def _relation(payload: bytes) -> Relation:
     (oid,) = _U32.unpack_from(payload, 1)
-    schema, at = _text(payload, 5)
-    name, at = _text(payload, at)
+    schema, at = _read_text(payload, 5)
+    name, at = _read_text(payload, at)
     identity = chr(payload[at])
     (count,) = _I16.unpack_from(payload, at + 1)
     at += 3
     columns = []
     for _ in range(count):
         flags = payload[at]
-        column, at = _text(payload, at + 1)
+        column, at = _read_text(payload, at + 1)
         type_oid, modifier = _COLUMN.unpack_from(payload, at)
         columns.append(RelationColumn(column, type_oid, modifier, bool(flags & 1)))
         at += 8
@@ -237,7 +237,7 @@ def _tuple(payload: bytes, at: int) -> tuple[TupleData, int]:
     return values, at
 
 
-def _text(payload: bytes, at: int) -> tuple[str, int]:
+def _read_text(payload: bytes, at: int) -> tuple[str, int]:
     end = payload.index(b"\0", at)
     return payload[at:end].decode(), end + 1
 

@@ -79,10 +79,10 @@ class _CopyRows:
 
 def parse_copy_line(line: str) -> list[str | None]:
     """Return the values of a line in COPY's text format."""
-    return [_value(field) for field in line.split("\t")]
+    return [_copy_field(field) for field in line.split("\t")]
 
 
-def _value(field: str) -> str | None:
+def _copy_field(field: str) -> str | None:
     if "\\" not in field:
         return field
     if field == "\\N":

@@ -83,10 +83,10 @@ class TypeTable:
         """Return the function that makes a JSON value of a text."""
         found = self._converters.get(oid)
         if found is None:
-            found = self._converters[oid] = self._make(oid)
+            found = self._converters[oid] = self._make_converter(oid)
         return found
 
-    def _make(self, oid: int) -> Converter:
+    def _make_converter(self, oid: int) -> Converter:
         info = self._types.get(oid)
         for _ in range(DOMAIN_DEPTH_MAX):
             if info is None or info.kind != "d":

@@ -80,12 +80,12 @@ def tree_of(expression: syntax.Expression) -> Node:
     if isinstance(expression, syntax.Attribute):
         name = expression.name
         return NOTHING if name in DATA_MEMBERS else Condition((name,), "eq", True)
-    if returns(expression) is not bool:
+    if static_type(expression) is not bool:
         return NOTHING  # "if the output value is not a Boolean the event MUST NOT pass" (1.2)
     return _truth(expression).true
 
 
-def returns(node: syntax.Expression) -> type[Value] | None:
+def static_type(node: syntax.Expression) -> type[Value] | None:
     """Return the type an expression always has, None for an attribute."""
     match node:
         case syntax.Literal():
@@ -105,7 +105,7 @@ def returns(node: syntax.Expression) -> type[Value] | None:
 
 def _truth(node: syntax.Expression) -> _Truth:
     """Return the trees of a part, which is cast to Boolean if it has another type."""
-    if returns(node) is not bool:
+    if static_type(node) is not bool:
         return _computed_truth(_cast_to(node, bool))
     try:
         truth = _decomposed(node)
@@ -125,7 +125,7 @@ def _computed_truth(node: syntax.Expression) -> _Truth:
 
 def _cast_to(node: syntax.Expression, kind: type[Value]) -> syntax.Expression:
     """Return an expression cast to a type."""
-    return node if returns(node) is kind else syntax.Call(_CASTS[kind], (node,))
+    return node if static_type(node) is kind else syntax.Call(_CASTS[kind], (node,))
 
 
 _CASTS: dict[type[Value], str] = {bool: "BOOL", int: "INT", str: "STRING"}
@@ -138,7 +138,7 @@ def _decomposed(node: syntax.Expression) -> _Truth:
         case syntax.Exists(name):
             tree = EVERYTHING if name in REQUIRED_ATTRIBUTES else present(name)
             return _Truth(tree, lambda: negate(tree), lambda: EVERYTHING)
-        case syntax.Unary("NOT", operand) if returns(operand) is bool:
+        case syntax.Unary("NOT", operand) if static_type(operand) is bool:
             inner = _truth(operand)
             return _Truth(inner.false(), lambda: inner.true, inner.defined, inner.subject)
         case syntax.Like(operand, pattern, negated):
@@ -188,7 +188,7 @@ def _comparison(node: syntax.Expression, left: syntax.Expression, op: str, value
 
 def _mirrored(node: syntax.Expression, value: Value, op: str, right: syntax.Expression) -> _Truth:
     """Return the trees of `value op right`, where for = and != the type of `right` decides."""
-    kind = returns(right)
+    kind = static_type(right)
     if op in ("=", "!="):
         if kind is None:
             return _in_truth(node, right, [value], negated=op == "!=")
@@ -302,7 +302,7 @@ def _in_truth(
     node: syntax.Expression, operand: syntax.Expression, literals: list[Value], *, negated: bool
 ) -> _Truth:
     """Return the trees of IN; the type of the operand decides, and casts may fail on the way (3.7)."""
-    kind = returns(operand)
+    kind = static_type(operand)
     if isinstance(operand, syntax.Attribute):
         return _in_attribute(operand.name, literals, negated=negated)
     if kind is None or isinstance(operand, syntax.Literal):

@@ -93,15 +93,15 @@ class Worker:
     ) -> None:
         self._token = token
         self._tls = tls
-        _check("concurrency", concurrency, right="at least 1", fits=concurrency >= 1)
-        _check("work_for", work_for, right="seconds, more than 0", fits=work_for > 0)
-        _check("grace", grace, right="seconds, not below 0", fits=grace >= 0)
+        _check_setting("concurrency", concurrency, right="at least 1", fits=concurrency >= 1)
+        _check_setting("work_for", work_for, right="seconds, more than 0", fits=work_for > 0)
+        _check_setting("grace", grace, right="seconds, not below 0", fits=grace >= 0)
         if max_attempts is not None:
-            _check("max_attempts", max_attempts, right="at least 1", fits=max_attempts >= 1)
+            _check_setting("max_attempts", max_attempts, right="at least 1", fits=max_attempts >= 1)
         for name, seconds in (("retry_delay", retry_delay), ("retry_delay_max", retry_delay_max)):
             if seconds is not None:
                 fits = 0 <= seconds <= DELAY_S_MAX
-                _check(name, seconds, right=f"seconds, 0 to {DELAY_S_MAX}", fits=fits)
+                _check_setting(name, seconds, right=f"seconds, 0 to {DELAY_S_MAX}", fits=fits)
         self._max_attempts = max_attempts
         self._retry_delay = retry_delay
         self._retry_delay_max = retry_delay_max
@@ -469,6 +469,6 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _check(name: str, value: float, *, right: str, fits: bool) -> None:
+def _check_setting(name: str, value: float, *, right: str, fits: bool) -> None:
     if not fits:
         raise JournalError(f"{name} {value!r} of a worker: {right}", code="bad-settings")

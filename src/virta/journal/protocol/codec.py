@@ -134,7 +134,7 @@ def encode_request_plain(request: Request) -> bytes:
     if request.value is not None:
         width = _length_bytes(len(request.value.data) + 1)
         flags |= width << WIDTH_SHIFT
-        parts.append(_value(request.value, width))
+        parts.append(_encoded_value(request.value, width))
     parts[0] = _REQUEST_HEAD.pack(
         b"FJ", VERSION, request.function, request.identifier, flags, request.timestamp
     )
@@ -197,7 +197,7 @@ def _encode_pairs(pairs: list[Pair], parts: list[bytes], *, wide: bool) -> int:
         if details:
             parts.append(_DETAILS.pack(*astuple(pair.details or Details())))
         if width:
-            parts.append(_value(pair.value or Value(Type.VOID, b""), width))
+            parts.append(_encoded_value(pair.value or Value(Type.VOID, b""), width))
     return width << WIDTH_SHIFT | (REPLY_DETAILS if details else 0)
 
 
@@ -209,7 +209,7 @@ def _length_bytes(size: int) -> int:
     return 1 if size <= 0xFF else 2 if size <= 0xFFFF else 3
 
 
-def _value(value: Value, width: int) -> bytes:
+def _encoded_value(value: Value, width: int) -> bytes:
     size = len(value.data) + 1
     head = (
         bytes((size, value.type))

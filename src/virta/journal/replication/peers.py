@@ -276,7 +276,7 @@ class Peers:
         for link in self.links:
             link.close()
 
-    def spool(self, requests: list[Request]) -> Ticket:
+    def replicate(self, requests: list[Request]) -> Ticket:
         """Keep changes for every peer; what must survive is on disk when this returns."""
         ticket = Ticket()
         messages = [encode_request(request) for request in requests]

@@ -114,7 +114,7 @@ class CommitLoop:
             self._append,
             loop=self._loop,
             collect=self._collect,
-            answer=self._answer,
+            answer=self._send_replies,
             on_committed=self._committed,
             on_answered=self._answered,
             is_fatal=lambda error: not isinstance(error, LogWriteError),
@@ -298,7 +298,7 @@ class CommitLoop:
         self._event = self.engine.tick(now)
         if self.peers is not None and (outgoing := self.engine.replication.take(now)):
             try:
-                self._ticket = self.peers.spool(outgoing)
+                self._ticket = self.peers.replicate(outgoing)
             except (OSError, JournalError) as error:
                 self.engine.replication.put_back(outgoing)
                 raise LogWriteError(f"a peer's spool: {error}") from error
@@ -340,7 +340,7 @@ class CommitLoop:
         if isinstance(error, LogWriteError):
             self._retry_at = time.monotonic() + RETRY_AFTER_WRITE_ERROR_S
 
-    def _answer(self, item: PendingReplies, error: LogError | None) -> None:
+    def _send_replies(self, item: PendingReplies, error: LogError | None) -> None:
         respond, replies, copied = item
         if error is not None:
             now, reason = self.engine.clock(), self._refusal

@@ -97,13 +97,13 @@ class Kernel:
         if not getattr(self, "_closed", True):
             self._release()
 
-    def _check(self) -> None:
+    def _require_open(self) -> None:
         if self._closed:
             raise ValueError("kernel is closed")
 
     def _enter(self) -> None:
         with self._users_mutex:
-            self._check()
+            self._require_open()
             self._users += 1
 
     def _leave(self) -> None:
@@ -228,7 +228,7 @@ class Kernel:
         return self.notified()
 
     def wake(self) -> None:
-        self._check()
+        self._require_open()
         self._wakes += 1
 
     def faults(self) -> int:

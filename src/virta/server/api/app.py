@@ -121,13 +121,13 @@ class CheckedApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             send = _with_cors(send, scope[CORS])
-            response = self._check(scope)
+            response = self._early_response(scope)
             if response is not None:
                 await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _check(self, scope: Scope) -> Response | None:
+    def _early_response(self, scope: Scope) -> Response | None:
         path = scope["path"]
         try:
             check_escapes(scope["raw_path"], code="malformed-percent-escape")

@@ -64,7 +64,7 @@ class SubscriptionsApi(ApiHandler):
         ]
 
     async def create(self, request: Request) -> Response:
-        description = _checked(await read_json(request))
+        description = _parse_subscription(await read_json(request))
         owner = self._owner(request, description["config"]["channel"])
         settings = description.setdefault("protocolsettings", {})
         made = not settings.get("secrets")
@@ -86,7 +86,7 @@ class SubscriptionsApi(ApiHandler):
         body = await read_json(request)
         known = self._service.webhooks.hooks.get(id_)
         old = known if known is not None and may_see(principal_of(request), known) else None
-        description = _checked(body, {} if old is None else old.description)
+        description = _parse_subscription(body, {} if old is None else old.description)
         if old is None:
             raise not_found("no subscription has this id")
         owner = self._owner(request, description["config"]["channel"])
@@ -163,7 +163,7 @@ def may_see(principal: Principal, hook: Webhook) -> bool:
     return permission.row_filter is None or hook.owner.principal == principal.id
 
 
-def _checked(body: Any, old: dict[str, Any] | None = None) -> dict[str, Any]:
+def _parse_subscription(body: Any, old: dict[str, Any] | None = None) -> dict[str, Any]:
     """
     Check a subscription and return its description; filters are checked when they are parsed.
 

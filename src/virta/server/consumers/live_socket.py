@@ -58,7 +58,7 @@ class LiveSocket(WebSocket, LiveTransport):
             return
         self._connection.headers = headers  # they were released with the request
         early, self._early = self._early, b""
-        self._answer(early)
+        self._complete_handshake(early)
         self._connection.headers = []
         if self._open:
             self._driver.begin()

@@ -117,7 +117,7 @@ class WebSocket(HttpConsumer):
             status = 400 if isinstance(error, FilterError) else 503
             self._refuse(RequestError(status, error.code, error.message))
             return
-        self._answer(rest)
+        self._complete_handshake(rest)
 
     def _options(self, query: bytes) -> StreamOptions:
         """Read the client's options; one that resumes by the URL gets positions too."""
@@ -180,7 +180,7 @@ class WebSocket(HttpConsumer):
         self._channel = place.channel
         self._service.hub.announce(subscription, registered=True)
 
-    def _answer(self, rest: bytes) -> None:
+    def _complete_handshake(self, rest: bytes) -> None:
         connection, protocol = self._connection, self._protocol
         head = b"".join(b"%b: %b\r\n" % pair for pair in connection.headers)
         # The path is already checked, and may be longer than this reader allows.

@@ -60,17 +60,17 @@ class ConsoleApi(ApiHandler):
 
     def routes(self) -> list[Route]:
         return [
-            Route("/", self.index, methods=["GET"]),
+            Route("/", self.console_page, methods=["GET"]),
             Route("/console/{path:path}", self.file, methods=["GET"]),
         ]
 
-    async def index(self, request: Request) -> Response:
-        return self._answer(request, INDEX)
+    async def console_page(self, request: Request) -> Response:
+        return self._file_response(request, INDEX)
 
     async def file(self, request: Request) -> Response:
-        return self._answer(request, request.path_params["path"])
+        return self._file_response(request, request.path_params["path"])
 
-    def _answer(self, request: Request, path: str) -> Response:
+    def _file_response(self, request: Request, path: str) -> Response:
         found = self._files.get(path)
         if found is None:
             raise RequestError(404, "not-found")
