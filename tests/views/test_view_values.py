@@ -33,8 +33,7 @@ def test_a_full_cache_drops_others_for_a_new_value():
 
 def test_an_offer_drops_nothing():
     cache = ValueCache(300)
-    for number in range(5):
-        cache.offer(number, VALUE)
+    cache.offer_all(range(5), [VALUE] * 5)
 
     assert [cache.get(number) is not None for number in range(6)] == [True] * 3 + [False] * 3
 
@@ -44,7 +43,7 @@ def test_a_cache_without_room_keeps_nothing(bytes_max):
     cache = ValueCache(bytes_max)
     for number in range(3):
         cache.put(number, VALUE)
-        cache.offer(number, VALUE)
+        cache.offer_all([number], [VALUE])
 
     assert (len(cache), cache.bytes) == (0, 0)
 
@@ -99,7 +98,7 @@ def test_the_cache_stays_within_its_bytes(steps, bytes_max):
             cache.put(number, value)
             last[number] = value
         elif kind == "offer":
-            cache.offer(number, last.get(number, b""))
+            cache.offer_all([number], [last.get(number, b"")])
             last.setdefault(number, b"")
         elif kind == "drop":
             cache.drop(number)

@@ -160,6 +160,17 @@ def test_findings_for_a_row_that_changed_do_not_count(monkeypatch, tmp_path):
     assert_noticed(tmp_path)
 
 
+def test_a_view_that_joins_a_pass_gets_what_it_missed(monkeypatch, tmp_path):
+    real = MembershipPass.rest
+
+    def rest(self):
+        self._missed = max(0, self._missed - 1)
+        return real(self)
+
+    monkeypatch.setattr(MembershipPass, "rest", rest)
+    assert_noticed(tmp_path)
+
+
 def expire_unseen(tmp_path) -> list[str]:
     """Cut a client before it reads that a row expired."""
     scene = Scene(tmp_path)

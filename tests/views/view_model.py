@@ -12,7 +12,7 @@ import json
 import random
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from virta.event.row_changes import KeyRule, read_change
 from virta.filters import Filter, parse
@@ -25,6 +25,11 @@ from virta.views.tables.table import RowTable
 from virta.views.tables.table_file import open_table, save_table, table_path
 from virta.views.tables.values import event_of
 from virta.views.view import View, ViewFilter, view_tag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from virta.views.tables.passes import Piece
 
 CHANNEL = "orders"
 KEYS = [f"k{n}" for n in range(9)]
@@ -220,7 +225,8 @@ class Model:
         )
         self.table = RowTable(CHANNEL, self.rule, limits=self.limits)
         self.views: dict[str, View] = {}
-        self.passes: list[tuple[MembershipPass, list[Any], Any]] = []
+        # Each with the pieces that are to come, the one that is matched, and whether views may join it.
+        self.passes: list[tuple[MembershipPass, Iterator[Piece], Piece | None, bool]] = []
         count = self.random.randint(2, 5)
         self.clients = [self.new_client() for _ in range(count)]
         self.frames = 0
@@ -288,8 +294,12 @@ class Model:
         if view is None:
             view = self.views[filter_.id] = View(self.table, filter_)
             self.table.index.add(view)
-            job = MembershipPass(self.table, [view])
-            self.passes.append((job, list(job.pieces()), None))
+            running = [job for job, _, _, joinable in self.passes if joinable]
+            if running and self.random.random() < 0.5:
+                self.random.choice(running).join([view])
+            else:
+                job = MembershipPass(self.table, [view])
+                self.passes.append((job, job.pieces(), None, True))
         return view
 
     def connect(self, client: Client) -> None:
@@ -332,19 +342,20 @@ class Model:
         if not self.passes:
             return
         at = self.random.randrange(len(self.passes))
-        job, pieces, matched = self.passes[at]
+        job, pieces, matched, joinable = self.passes[at]
         if matched is not None:
             job.finish(matched)
             matched = None
-        elif pieces:
-            matched = pieces.pop(0)
+        elif (matched := next(pieces, None)) is not None:
             matched.match(self.log.values)
         else:
             job.end()
             del self.passes[at]
+            if (rest := job.rest()) is not None:
+                self.passes.append((rest, rest.pieces(), None, False))
             self.start_ready()
             return
-        self.passes[at] = (job, pieces, matched)
+        self.passes[at] = (job, pieces, matched, joinable)
 
     def pump(self, client: Client) -> None:
         if client.consumer is None or client.blocked:

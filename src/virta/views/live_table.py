@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from virta.event.row_changes import RowChange
     from virta.log import Log
+    from virta.views.tables.passes import Piece
     from virta.views.tables.table import RowTable
     from virta.views.view import View
 
@@ -113,9 +114,7 @@ class LiveTable:
             self._resumes = []
             try:
                 if new:
-                    await self._pass(list(new))
-                    self._new = {v: f for v, f in self._new.items() if v not in new}
-                    await _release((future, None) for future in new.values())
+                    await self._fill(new)
                 if resumes:
                     resume = ResumePass(self.table, [(view, at) for view, at, _ in resumes])
                     await self._run(resume.run, self._read)
@@ -126,16 +125,35 @@ class LiveTable:
                 failed = ViewError(f"reading the rows failed: {error}", code="view-pass-failed")
                 _fail([*new.values(), *(future for _, _, future in resumes)], failed)
 
-    async def _pass(self, views: list[View]) -> None:
-        work = MembershipPass(self.table, views)
+    async def _fill(self, new: dict[View, asyncio.Future[None]]) -> None:
+        """Fill the memberships of views, and of those that come meanwhile, which are added to `new`."""
+        work = MembershipPass(self.table, list(new))
         await self._run(work.prepare)
         for piece in work.pieces():
-            await self._run(piece.match, self._read)
-            for _ in work.steps(piece):
-                await asyncio.sleep(0)
-            if piece.lost:
-                self.deliver(self.table.lose(piece.lost))
+            if len(self._new) > len(new):
+                late = {view: done for view, done in self._new.items() if view not in new}
+                work.join(list(late))
+                new.update(late)
+            await self._match(work, piece)
+        await self._completed(work)
+        rest = work.rest()
+        if rest is not None:
+            for piece in rest.pieces():
+                await self._match(rest, piece)
+            await self._completed(rest)
+
+    async def _match(self, work: MembershipPass, piece: Piece) -> None:
+        await self._run(piece.match, self._read)
+        for _ in work.steps(piece):
+            await asyncio.sleep(0)
+        if piece.lost:
+            self.deliver(self.table.lose(piece.lost))
+
+    async def _completed(self, work: MembershipPass) -> None:
+        """End a pass and let those continue who wait for its views."""
         work.end()
+        done = [view for view in self._new if view.exact_since is not None]
+        await _release([(self._new.pop(view), None) for view in done])
 
     # Values.
 

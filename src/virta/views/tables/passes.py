@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from virta.event.row_changes import ROOT_AUTO, row_of
@@ -60,46 +61,67 @@ class Piece:
 
     def match(self, read: ReadValues) -> None:
         """Read and match the rows; blocks."""
-        missing = [offset for offset, _ in self.rows if offset not in self._known]
-        if missing:
-            self.values = read(missing)
-        values = self._known | self.values
-        self.lost = {offset for offset, _ in self.rows if offset not in values}
-        self.rows = [row for row in self.rows if row[0] in values]
-        events = [values[offset] for offset, _ in self.rows]
-        rows = [row_of(event) for event in events] if self._with_rows else events
-        self.found = self._filters.match(events, rows)
+        known = self._known
+        missing = [offset for offset, _ in self.rows if offset not in known]
+        read_now = self.values = read(missing) if missing else {}
+        rows: list[tuple[int, int]] = []
+        events: list[bytes] = []
+        for row in self.rows:
+            event = known.get(row[0]) or read_now.get(row[0])
+            if event is None:
+                self.lost.add(row[0])
+            else:
+                rows.append(row)
+                events.append(event)
+        self.rows = rows
+        seen = [row_of(event) for event in events] if self._with_rows else events
+        self.found = self._filters.match(events, seen)
 
 
 class _Pass:
     def __init__(self, table: RowTable, views: Iterable[View]) -> None:
         self.table = table
-        self.views = {view.number: view for view in views}
+        self.views: dict[int, View] = {}
         self._filters = ViewFilters()
-        for view in self.views.values():
+        self._with_rows = False
+        self._add(views)
+
+    def _add(self, views: Iterable[View]) -> None:
+        for view in views:
+            self.views[view.number] = view
             self._filters.add(view)
-        self._with_rows = any(view.root == ROOT_AUTO for view in self.views.values())
+            self._with_rows = self._with_rows or view.root == ROOT_AUTO
 
     def _pieces(self, rows: Sequence[tuple[int, int]]) -> Iterator[Piece]:
-        table = self.table
+        """Yield pieces of rows, (offset, number); a number is that of the row which has the offset now, or -1."""
+        value_of = self.table.values.get
         for start in range(0, len(rows), PIECE_ROWS):
             part = list(rows[start : start + PIECE_ROWS])
             known = {
                 offset: value
                 for offset, number in part
-                if table.row_at(number) == offset
-                and (value := table.values.get(number)) is not None
+                if number >= 0 and (value := value_of(number)) is not None
             }
             yield Piece(part, known, self._filters, with_rows=self._with_rows)
 
 
 class MembershipPass(_Pass):
-    """Finds the rows of new views, which are in the index already."""
+    """
+    Finds the rows of new views, which are in the index already.
+
+    Views that are opened while a pass runs may join it, and need only `rest` afterwards: thousands that come within
+    some seconds cost little more than one pass.
+    """
 
     def __init__(self, table: RowTable, views: Iterable[View]) -> None:
         super().__init__(table, views)
         self._offsets = table.offsets[:]
-        self._parts: list[array[int]] | None = None
+        self._first, self._end = table.first_offset, table.position
+        # Numbers of rows by ranges of offsets; the last part has those without a row, which may get one.
+        self._parts: list[array[int]] = []
+        self._at = -1  # the part that is read
+        self._late: list[View] = []
+        self._missed = 0  # parts that were read, wholly or partly, before the last view joined
 
     def prepare(self) -> None:
         """
@@ -108,23 +130,44 @@ class MembershipPass(_Pass):
         Each range is sorted when its piece is made: to sort some million rows in one call would stop every other
         thread for a second.
         """
-        offsets = self._offsets
-        rows = [number for number, offset in enumerate(offsets) if offset >= 0]
-        if not rows:
-            self._parts = []
+        if self._parts:
             return
-        first = min(offsets[number] for number in rows)
-        width = (max(offsets) - first) // (len(rows) // PIECE_ROWS + 1) + 1
-        parts: dict[int, array[int]] = {}
-        for number in rows:
-            parts.setdefault((offsets[number] - first) // width, array("I")).append(number)
-        self._parts = [parts[at] for at in sorted(parts)]
+        offsets, first = self._offsets, self._first
+        count = len(offsets) // PIECE_ROWS + 1
+        width = max(0, self._end - first) // count + 1
+        self._parts = [array("I") for _ in range(count + 1)]
+        append = [part.append for part in self._parts]
+        for number, offset in enumerate(offsets):
+            append[(offset - first) // width if first <= offset else -1](number)
 
     def pieces(self) -> Iterator[Piece]:
-        if self._parts is None:
-            self.prepare()
-        for part in self._parts or []:
-            yield from self._pieces(sorted((self._offsets[number], number) for number in part))
+        """Yield the rows; each as it is when its piece is made."""
+        self.prepare()
+        planned = len(self._offsets)
+        for at, part in enumerate(self._parts):
+            self._at = at
+            numbers: Iterable[int] = part
+            if at == len(self._parts) - 1:  # and rows that are new since the pass was planned
+                numbers = chain(part, range(planned, len(self.table.offsets)))
+            row_at = self.table.row_at
+            rows = [(offset, number) for number in numbers if (offset := row_at(number)) >= 0]
+            rows.sort()
+            yield from self._pieces(rows)
+
+    def join(self, views: Sequence[View]) -> None:
+        """Let more views take part from the next piece on; no piece may be matched meanwhile."""
+        self._add(views)
+        self._late += views
+        self._missed = self._at + 1
+
+    def rest(self) -> MembershipPass | None:
+        """Return the pass over what views that joined have missed; None if none joined."""
+        if not self._late:
+            return None
+        rest = MembershipPass(self.table, self._late)
+        rest._parts = [*self._parts[: self._missed], array("I")]
+        rest._offsets = self._offsets  # rows that are new since then belong to its last part, too
+        return rest
 
     def finish(self, piece: Piece) -> None:
         """Put the findings of a piece into the table."""
@@ -134,22 +177,29 @@ class MembershipPass(_Pass):
     def steps(self, piece: Piece) -> Iterator[None]:
         """Do the same in steps, between which the table may change."""
         table, added = self.table, 0
+        numbers: list[int] = []
+        values: list[bytes] = []
         for (offset, number), found in zip(piece.rows, piece.found, strict=True):
             if not found or number >= len(table.offsets) or table.offsets[number] != offset:
                 continue
             table.add_members(number, found, self.views)
-            # The consumer that opened the view asks for its rows next.
             if offset in piece.values:
-                table.values.offer(number, piece.values[offset])
+                numbers.append(number)
+                values.append(piece.values[offset])
             added += len(found)
             if added >= STEP_MEMBERS:
-                added = 0
+                # The consumers that opened the views ask for their rows next.
+                table.values.offer_all(numbers, values)
+                numbers, values, added = [], [], 0
                 yield
+        table.values.offer_all(numbers, values)
 
     def end(self) -> None:
-        """The memberships of the views are right from here on."""
+        """The memberships of the views that took part from the beginning are right from here on."""
+        late = set(self._late)
         for view in self.views.values():
-            view.exact_since = self.table.position
+            if view not in late:
+                view.exact_since = self.table.position
 
 
 class ResumePass(_Pass):

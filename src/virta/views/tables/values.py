@@ -13,7 +13,7 @@ from virta.errors import LogGapError
 from virta.event.row_changes import event_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from virta.log import Log
 
@@ -66,10 +66,15 @@ class ValueCache:
                 return
         self.drop(new)
 
-    def offer(self, number: int, value: bytes) -> None:
-        """Keep a value if there is room for it; nothing is dropped for its sake."""
-        if self.bytes + len(value) + ENTRY_BYTES <= self._bytes_max:
-            self.put(number, value)
+    def offer_all(self, numbers: Sequence[int], new: Sequence[bytes]) -> None:
+        """Keep values as far as there is room for them; nothing is dropped for their sake."""
+        room, fitting = self._bytes_max - self.bytes, 0
+        for value in new:
+            room -= len(value) + ENTRY_BYTES
+            if room < 0:
+                break
+            fitting += 1
+        self.put_all(numbers[:fitting], new[:fitting])
 
     def drop(self, number: int) -> None:
         if number < len(self._values):
