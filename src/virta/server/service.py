@@ -33,7 +33,7 @@ from virta.access.tokens import TokenStore
 from virta.errors import AccessError, ConfigError, RequestError, ViewError
 from virta.event.row_changes import KeyRule
 from virta.filters import preload
-from virta.hub.delivery import STREAMS, read_delivery
+from virta.hub.delivery import identity, is_bookkeeping
 from virta.hub.hub import Hub
 from virta.hub.idempotency import Idempotency, key_of
 from virta.hub.log_follower import LogFollower
@@ -367,16 +367,20 @@ class Service:
         reader = self.log.read(start=first, end=end, on_gap="skip", on_corruption="skip")
         try:
             for records in reader.batches():
-                found: list[tuple[str, int]] = []
+                keys: list[str] = []
+                offsets: list[int] = []
                 for record in records:
-                    delivery = read_delivery(record)
-                    if delivery is None or delivery.channel == STREAMS:
+                    if is_bookkeeping(record.topic):
                         continue
-                    key = key_of(delivery.channel, delivery.source, delivery.id)
+                    key = key_of(*identity(record))
                     if self.idempotency.claim(key):
-                        found.append((key, delivery.offset))
+                        keys.append(key)
+                        offsets.append(record.offset)
                 written = records[-1].timestamp / 1_000_000 + age if records else 0.0
-                self.idempotency.commit(found, written)
+                if offsets and offsets[-1] - offsets[0] == len(offsets) - 1:
+                    self.idempotency.commit_run(keys, offsets[0], written)
+                else:
+                    self.idempotency.commit(list(zip(keys, offsets, strict=True)), written)
         finally:
             reader.close()
 

@@ -292,3 +292,19 @@ def test_only_as_many_repeats_are_known_after_a_restart_as_before(start):
         stored = [json.loads(record.value)["id"] for record in log.read(topics="few")]
 
     assert stored == ["0", "1", "2", "3", "4", "5", "0"]
+
+
+def test_repeats_in_the_log_itself_are_known_after_a_restart(start):
+    """Keys are read from the tail with gaps between their offsets: a repeat, and a record that is no event."""
+    server = start("--durability", "none")
+    server.stop()
+    with virta.open(server.data_dir / "log") as log:
+        for value in (event("a"), event("a"), {"no": "event"}, event("b")):
+            log.append("odd", b"", value)
+    server = start("--durability", "none", data_dir=server.data_dir)
+    server.publish("odd", event("a"), event("b"), event("c"))
+
+    with virta.open(server.data_dir / "log", read_only=True, visibility="committed") as log:
+        stored = [json.loads(record.value).get("id") for record in log.read(topics="odd")]
+
+    assert stored == ["a", "a", None, "b", "c"]
