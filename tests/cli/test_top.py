@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from server_harness import Server, event
 
+from virta.access import TokenStore
+from virta.access.grants import make_grant
 from virta.cli.operating.top import CLEAR, drawn, spark
 
 
@@ -212,3 +214,16 @@ def test_when_the_disk_is_full(seconds, said):
     (line,) = [line for line in screen(fullInSeconds=seconds) if "disk" in line]
 
     assert line.split("%")[1].strip() == said
+
+
+def test_a_server_that_asks_for_a_token(tmp_path):
+    """Its own sentence and what to do, not its JSON."""
+    limited, _ = TokenStore(tmp_path / "data").create((make_grant(["read"], "**"),))
+    with Server(tmp_path / "data", "--require-token", "--durability", "none") as server:
+        url = f"http://127.0.0.1:{server.port}"
+        none, few = top("--url", url), top("--url", url, "--token", limited)
+
+    assert none.returncode == few.returncode == 1
+    assert none.stderr.startswith("error: the server answered 401: no credential: ")
+    assert none.stderr.endswith(": give --token, or set VIRTA_TOKEN\n")
+    assert few.stderr.endswith("has no right to `admin`\n")

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import click
 
 from virta.cli.units import show_size
+from virta.errors import ClientError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,14 +48,25 @@ def top(*, url: str, token: str | None, once: bool, as_json: bool) -> None:
                 return
     except KeyboardInterrupt:
         return
+    except ClientError as error:
+        hint = ": give --token, or set VIRTA_TOKEN" if error.status == 401 and not token else ""
+        click.echo(f"error: {error.message}{hint}", err=True)
+        sys.exit(1)
     except (OSError, ValueError) as error:
         click.echo(f"error: {url} does not answer as a Virta server: {error}", err=True)
         sys.exit(1)
 
 
 def samples(url: str, token: str | None) -> Iterator[dict[str, Any]]:
-    """Yield a sample a second."""
+    """
+    Yield a sample a second.
+
+    Raises:
+        ClientError: the server refused.
+    """
     from http.client import HTTPConnection, HTTPSConnection
+
+    from virta.client.calls import check
 
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -66,8 +78,7 @@ def samples(url: str, token: str | None) -> Iterator[dict[str, Any]]:
         connection.request("GET", f"{parts.path.rstrip('/')}/stats/stream", headers=headers)
         answer = connection.getresponse()
         if answer.status != 200:
-            said = answer.read(1000).decode("utf-8", "replace")
-            raise ValueError(f"status {answer.status}: {said}")
+            check(answer.status, answer.read(LINE_BYTES_MAX))
         yield from _frames(answer)
     finally:
         connection.close()
