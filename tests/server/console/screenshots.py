@@ -17,11 +17,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
 from console_tab import CHROMIUM, Tab  # noqa: E402
 from playwright.sync_api import sync_playwright  # noqa: E402
 from server_harness import Server  # noqa: E402
+
+from waiting import wait_until  # noqa: E402
 
 DOCS = HERE.parents[2] / "docs"
 WARM_S = 75
@@ -162,6 +164,12 @@ def add_jobs(server):
     )  # fmt: skip
 
 
+def has_windows(server):
+    """Return whether the pipeline has read rows and knows which windows are closed."""
+    (found,) = server.request("GET", "/pipelines").json
+    return found.get("rows") and found.get("watermark")
+
+
 def shoot(server):
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -205,6 +213,8 @@ def main():
                 post(server, "/subscriptions", body)
             add_jobs(server)
             time.sleep(WARM_S)
+            if "--pipelines" in sys.argv:
+                wait_until(lambda: has_windows(server), "rows of the pipeline", seconds=300)
             shoot(server)
             stop.set()
             feeder.join()

@@ -111,6 +111,22 @@ def test_every_screen_is_clean(browser, served, width, theme):
     assert tab.errors == []
 
 
+@pytest.mark.slow
+def test_no_table_scrolls_sideways_on_the_narrowest_phone(browser, served):
+    """At 320 px columns go, and what is left fits."""
+    tab = Tab(browser, served, width=320)
+    wide = {}
+    for name, hash_ in SCREENS.items():
+        page = tab.open(hash_)
+        page.wait_for_selector(READY[name])
+        wide[name] = page.evaluate(
+            "[...document.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth).filter(n => n > 1)"
+        )
+    tab.page.close()
+
+    assert wide == {name: [] for name in SCREENS}
+
+
 def test_the_page_is_strict(served):
     """The policy allows the server's own files only, and no file is missing from the package."""
     index = served.request("GET", "/")
