@@ -29,12 +29,13 @@ class LogLines(io.TextIOBase):
     """A text stream over `file`, for `logging` and structlog; a line is written by `flush`."""
 
     def __init__(self, file: TextIO) -> None:
+        # First of all: if `file` has no descriptor, the interpreter still flushes what there is of this object.
+        self._unwritten = threading.local()  # the text of each thread since its last flush
         self.dropped = 0  # lines that were not written, and that no line has reported yet
         self._descriptor = file.fileno()
         self._ready = select.poll()
         self._ready.register(self._descriptor, select.POLLOUT)
         self._lock = threading.Lock()
-        self._unwritten = threading.local()  # the text of each thread since its last flush
         self._is_cut = False  # the last line was written in part
 
     def write(self, text: str) -> int:

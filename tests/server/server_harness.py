@@ -147,13 +147,20 @@ class Consumer:
         lines = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n".encode())
         self = cls(reader, writer)
-        head = (await _soon(reader.readuntil(b"\r\n\r\n"))).decode().split("\r\n")
+        try:
+            await self._read_head(expect)
+        except BaseException:
+            writer.transport.abort()
+            raise
+        return self
+
+    async def _read_head(self, expect):
+        head = (await _soon(self.reader.readuntil(b"\r\n\r\n"))).decode().split("\r\n")
         self.status = int(head[0].split()[1])
         self.headers = {
             name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:])
         }
         assert self.status == expect, head
-        return self
 
     async def body(self):
         """Return the body of a response that is not a stream."""
