@@ -19,22 +19,7 @@ inline void Index::want(Context& context, uint32_t node, uint8_t kind, const cha
     context.wanted.push_back({hash, 0, data, node, length, kind});
 }
 
-inline void Index::want_scalar(Context& context, uint32_t node, const Value& value, uint8_t element) {
-    const uint8_t kind = value.type | element;
-    if (value.type == kString) {
-        want(context, node, kind, value.text, value.length);
-    } else if (value.type == kNumber) {
-        const uint64_t number = ordered(value.number);
-        const uint64_t hash = atom_hash(node, kind, reinterpret_cast<const char*>(&number), 8, paths.seed);
-        atoms_.prefetch(hash);
-        context.wanted.push_back({hash, number, nullptr, node, 8, kind});
-    } else if (value.type >= kNull && value.type <= kTrue) {
-        want(context, node, kind, "", 0);
-    }
-}
-
 void Index::gather(Context& context) {
-    context.wanted.clear();
     for (uint32_t id : context.touched) {
         const Node& node = paths.nodes[id];
         const Slot& slot = context.slots[id];
@@ -74,7 +59,6 @@ void Index::gather(Context& context) {
             if (context.searched_by_text) context.searched_by_text->prefetch(context.searches.back().hash);
         }
     }
-    for (const auto& [node, value] : context.elements) want_scalar(context, node, value, kElement);
     for (const Context::Wanted& w : context.wanted) atoms_.prefetch_atom(w.hash);
     for (const Context::Wanted& w : context.wanted) {
         const char* data = w.data ? w.data : reinterpret_cast<const char*>(&w.number);

@@ -77,8 +77,18 @@ inline uint64_t hash_bytes(const char* p, size_t n, uint64_t salt, uint64_t seed
     return hash_mix(hash_mix(a ^ 0xe7037ed1a0b428dbull, b ^ state), length ^ 0x8ebc6af09c88c6e3ull);
 }
 
-class Table {
+// With kMarked, a table also says of most missing hashes that they are missing, from an eighth of the memory.
+template <bool kMarked>
+class HashTable {
   public:
+    bool may_have(uint64_t hash) const {
+        static_assert(kMarked, "only a marked table has marks");
+        const Shard& shard = shards_[hash >> 58];
+        if (!shard.mask) return false;
+        const uint32_t bit = mark_of(shard, static_cast<uint32_t>(hash));
+        return shard.marks[bit >> 6] >> (bit & 63) & 1;
+    }
+
     void prefetch(uint64_t hash) const {
         const Shard& shard = shards_[hash >> 58];
         if (shard.mask) __builtin_prefetch(&shard.slots[static_cast<uint32_t>(hash) & shard.mask]);
@@ -107,6 +117,7 @@ class Table {
         Shard& shard = shards_[hash >> 58];
         if ((shard.count + 1) * 4ull > (shard.mask + 1ull) * 3 || !shard.mask) grow(shard);
         place(shard, {static_cast<uint32_t>(hash), id});
+        if (kMarked) mark(shard, static_cast<uint32_t>(hash));
         shard.count++;
     }
 
@@ -128,11 +139,14 @@ class Table {
             }
         }
         shard.slots[hole] = {0, 0};
+        // The mark may be another's, too: it stays until half of them may be out of date.
+        if (kMarked && ++shard.stale > shard.mask / 2) mark_all(shard);
     }
 
     size_t bytes() const {
         size_t total = sizeof(*this);
-        for (const Shard& shard : shards_) total += shard.slots.capacity() * sizeof(Slot);
+        for (const Shard& shard : shards_)
+            total += shard.slots.capacity() * sizeof(Slot) + shard.marks.capacity() * sizeof(uint64_t);
         return total;
     }
 
@@ -142,7 +156,9 @@ class Table {
     };
     struct Shard {
         List<Slot> slots;
+        List<uint64_t> marks;  // a bit for each of eight times as many low parts of hashes as there are slots
         uint32_t mask = 0, count = 0;
+        uint32_t stale = 0;  // entries removed since the marks were made
     };
     static constexpr uint32_t kShardSlotsMin = 8;
 
@@ -158,9 +174,27 @@ class Table {
         shard.mask = static_cast<uint32_t>(shard.slots.size() - 1);
         for (const Slot& slot : old)
             if (slot.id) place(shard, slot);
+        if (kMarked) mark_all(shard);
+    }
+
+    static uint32_t mark_of(const Shard& shard, uint32_t tag) { return tag & (shard.mask << 3 | 7); }
+
+    static void mark(Shard& shard, uint32_t tag) {
+        const uint32_t bit = mark_of(shard, tag);
+        shard.marks[bit >> 6] |= 1ull << (bit & 63);
+    }
+
+    static void mark_all(Shard& shard) {
+        shard.stale = 0;
+        shard.marks.assign((shard.mask + 1ull) / 8, 0);
+        for (const Slot& slot : shard.slots)
+            if (slot.id) mark(shard, slot.tag);
     }
 
     Shard shards_[64];
 };
+
+using Table = HashTable<false>;
+using MarkedTable = HashTable<true>;
 
 }  // namespace virta

@@ -151,7 +151,6 @@ struct Context {
         uint8_t kind;
     };
     std::vector<Wanted> wanted;
-    std::vector<std::pair<uint32_t, Value>> elements;
     struct Searched {  // the patterns found in a value, by number, below `upto`
         uint32_t node = 0, generation = 0, upto = 0;
         std::string text;
@@ -200,6 +199,7 @@ class Index {
     void begin(Context& context);             // size the context for this index
     void match(Context& context);             // fills context.found; check context.failed
     static void clear(Context& context);      // forget the event
+    void want_element(Context& context, uint32_t node, const Value& value) const;  // while it is walked
 
     std::unique_ptr<Context> take_context();
     void give_context(std::unique_ptr<Context> context);
@@ -259,7 +259,6 @@ class Index {
     void compute_path(Context& context, uint32_t id) const;
     void gather(Context& context);
     void want(Context& context, uint32_t node, uint8_t kind, const char* data, uint32_t length);
-    void want_scalar(Context& context, uint32_t node, const Value& value, uint8_t element);
     void set_atom(Context& context, uint32_t atom) const;
     uint64_t search_hash(const Context& context, uint32_t node) const;
     void search_all(Context& context);
@@ -322,5 +321,26 @@ class Index {
     std::vector<std::unique_ptr<Context>> contexts_;
     std::vector<uint32_t> suspects_;
 };
+
+// Most elements of a long array are asked for by no filter: they end here.
+inline void Index::want_element(Context& context, uint32_t node, const Value& value) const {
+    const uint8_t kind = value.type | kElement;
+    const uint64_t number = value.type == kNumber ? ordered(value.number) : 0;
+    uint64_t hash;
+    if (value.type == kNumber)
+        hash = atom_hash(node, kind, reinterpret_cast<const char*>(&number), 8, paths.seed);
+    else if (value.type == kString)
+        hash = atom_hash(node, kind, value.text, value.length, paths.seed);
+    else if (value.type >= kNull && value.type <= kTrue)
+        hash = atom_hash(node, kind, "", 0, paths.seed);
+    else
+        return;
+    if (!atoms_.may_have(hash)) return;
+    atoms_.prefetch(hash);
+    if (value.type == kNumber)
+        context.wanted.push_back({hash, number, nullptr, node, 8, kind});
+    else
+        context.wanted.push_back({hash, 0, value.text ? value.text : "", node, value.length, kind});
+}
 
 }  // namespace virta

@@ -66,7 +66,7 @@ void Index::clear(Context& context) {
     context.active.clear();
     context.touched.clear();
     context.points.clear();
-    context.elements.clear();
+    context.wanted.clear();
     context.found_count = 0;
     context.clash = false;
     context.texts.clear();

@@ -73,6 +73,7 @@ class Atoms {
                    same_bytes(atom.data(), data, length);
         });
     }
+    bool may_have(uint64_t hash) const { return table_.may_have(hash); }
     void prefetch(uint64_t hash) const { table_.prefetch(hash); }
     void prefetch_atom(uint64_t hash) const {
         const uint32_t id = table_.peek(hash);
@@ -109,7 +110,7 @@ class Atoms {
     Pool<Atom, 9> pool;
 
   private:
-    Table table_;
+    MarkedTable table_;
     size_t away_bytes_ = 0;
 };
 

@@ -16,7 +16,7 @@ class Walk {
     using Ref = typename Source::Ref;
 
     Walk(const Index& index, Context& context, Source& source)
-        : paths_(index.paths), context_(context), source_(source) {}
+        : index_(index), paths_(index.paths), context_(context), source_(source) {}
 
     // False: nested too deep. context.clash is set if a member came twice, or two gave one dotted path;
     // the later has won, which is right for sources whose members are unique and in order.
@@ -136,11 +136,11 @@ class Walk {
         } else if (depth == 0 && value.type == kArray && at.needs & kNeedElement) {
             source_.elements(element, [&](Ref inner) {
                 const Value scalar = source_.read(inner);
-                if (scalar.type < kArray) context_.elements.emplace_back(node, scalar);
+                if (scalar.type < kArray) index_.want_element(context_, node, scalar);
                 return true;
             });
         } else if (depth && value.type < kArray && at.needs & kNeedElement) {
-            context_.elements.emplace_back(node, value);
+            index_.want_element(context_, node, value);
         }
     }
 
@@ -158,7 +158,7 @@ class Walk {
         if (needs & kNeedElement && slot.type == kArray)
             source_.elements(Source::ref(slot.ref), [&](Ref element) {
                 const Value value = source_.read(element);
-                if (value.type < kArray) context_.elements.emplace_back(node, value);
+                if (value.type < kArray) index_.want_element(context_, node, value);
                 return true;
             });
         if (needs & kNeedPoint && (slot.type == kArray || slot.type == kObject)) plain_point(node, slot);
@@ -193,6 +193,7 @@ class Walk {
         context_.points.back().point.lon = lon;
     }
 
+    const Index& index_;
     const Paths& paths_;
     Context& context_;
     Source& source_;

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 
 import pytest
 from randoms import Randoms
 
+from virta.filters import parse
 from virta.match import Matcher
 
 ROUNDS = 12
@@ -139,3 +141,48 @@ def test_matching_while_filters_change(engine):
     assert len(matcher) == len(steady_ids)
     for event, ids in zip(events, wanted, strict=True):
         assert set(matcher.match(event)) == ids
+
+
+def random_change(rng, kept):
+    """Return the source of a filter that shares its values with many others, or one to remove."""
+    if kept and rng.random() < 0.45:
+        return None
+    a, b = rng.randrange(4), rng.randrange(4)
+    return rng.choice(
+        [
+            {"equals": {"a": a}},
+            {"in": {"c": sorted({f"v{a}", f"v{b}"})}},
+            {"equals": {"c": f"v{a}"}},
+            {"and": [{"equals": {"a": a}}, {"range": {"b": {"gte": b}}}]},
+            {"or": [{"equals": {"a": a}}, {"equals": {"b": b}}]},
+            {"exists": f"tags[{rng.randrange(300)}]"},
+            {"and": [{"exists": f"tags[{rng.randrange(300)}]"}, {"equals": {"b": b}}]},
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_filters_come_and_go_on_the_same_values(engine, seed):
+    """A value finds one filter, several, and one again; the elements of arrays are found all the while."""
+    rng = random.Random(seed)
+    matcher, kept = Matcher(engine=engine), {}
+    for step in range(1500):
+        source = random_change(rng, kept)
+        if source is None:
+            id_ = rng.choice(sorted(kept))
+            filter_, count = kept[id_]
+            matcher.remove(id_)
+            kept[id_] = filter_, count - 1
+            if count == 1:
+                del kept[id_]
+        else:
+            filter_ = parse(source, "koncorde")
+            kept[filter_.id] = filter_, kept.get(filter_.id, (filter_, 0))[1] + 1
+            matcher.add(filter_)
+        if step % 10:
+            continue
+        event = {"a": rng.randrange(5), "b": rng.randrange(5), "c": f"v{rng.randrange(5)}"}
+        event["tags"] = rng.sample(range(400), 40)
+        wanted = sorted(id_ for id_, (filter_, _) in kept.items() if filter_.matches(event))
+        assert sorted(matcher.match(event)) == wanted
+        assert sorted(matcher.match(json.dumps(event).encode())) == wanted
