@@ -89,6 +89,23 @@ def test_all_satisfy(row_filter, contents):
     assert all_satisfy(row_filter, events) == all(matched(row_filter, events))
 
 
+@pytest.mark.parametrize("tenants", [{1}, {2}, {1, 2}])
+@pytest.mark.parametrize(
+    "row_filter", [parse("tenant=1", "query-string"), parse({"equals": {"tenant": 1}}, "koncorde")]
+)
+def test_all_satisfy_in_a_batch(row_filter, tenants, monkeypatch):
+    """A batch is judged as its events are; a filter of events decodes none of them."""
+    events = [event(n, {"tenant": t}) for n, t in enumerate(sorted(tenants) * 20)]
+    body = b"[%b]" % b",".join(one.value for one in events)
+    batch = split_batch("c", body, 0, events_max=100, event_bytes_max=10_000)
+    if batch is None:
+        pytest.skip("there are no batches without the native module")
+    if root_of(row_filter) == EVENT:
+        monkeypatch.setattr("virta.hub.event_batch.decode_head", None)
+
+    assert all_satisfy(row_filter, batch) == all_satisfy(row_filter, events) == (tenants == {1})
+
+
 @given(st.lists(data, min_size=1, max_size=6))
 def test_sets_are_the_ids_of_each_event(contents):
     """Equal results stand for equal sets."""

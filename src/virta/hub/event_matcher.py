@@ -16,12 +16,11 @@ from virta.errors import EventError
 from virta.event.document import DOCUMENT_DIALECT, document_of
 from virta.filters import Filter
 from virta.filters.tree import Everything, all_of
+from virta.hub.event_batch import EventBatch
 from virta.match import Matcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from virta.hub.event_batch import EventBatch
 
 logger = logging.getLogger("virta.hub")
 
@@ -77,9 +76,7 @@ def all_satisfy(row_filter: Filter, part: Sequence[Matchable] | EventBatch) -> b
     """Return whether every event satisfies a filter."""
     if matches_everything(row_filter):
         return True
-    matcher = single_matcher(row_filter, root_of(row_filter))
-    events = part.deliveries() if hasattr(part, "deliveries") else part
-    return matcher.count(events) == len(events)
+    return single_matcher(row_filter, root_of(row_filter)).count(part) == len(part)
 
 
 class EventMatcher:
@@ -112,8 +109,12 @@ class EventMatcher:
         except EventError:
             return [self._match_one(value) for value in values]
 
-    def count(self, events: Sequence[Matchable]) -> int:
+    def count(self, events: Sequence[Matchable] | EventBatch) -> int:
         """Return how many pairs of an event and a filter hold, without naming them."""
+        if isinstance(events, EventBatch):
+            if self._root == EVENT:  # as in `match_batch`: no event has to be decoded
+                return len(self._matcher.match_many(events.lines, "uint32")[0])
+            events = events.deliveries()
         if self._root == DOCUMENT or len(events) == 1:
             return sum(map(len, self.match(events)))
         values = [event.value for event in events]
