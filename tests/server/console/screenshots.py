@@ -45,6 +45,7 @@ PIPELINE = """
 name = "orders-per-minute"
 description = "Counts paid orders per minute and country"
 checkpoint = "checkpoint"
+trigger = "10 seconds"
 
 [source]
 log = "data/log"
