@@ -5,7 +5,7 @@
 // the rest of what it finds there.
 //
 //   record of a conjunction (words):  [filter] [accesses | others << 16] [access literals] [other literals]
-//   bucket of an atom:   done    filters with nothing left to verify
+//   bucket of an atom:   done    filters with nothing left to verify; one alone is in the atom itself
 //                        tests   (next literal, target)       8 bytes: mostly one bit test
 //                        ranges  (path, target, low, high)    the next literal is a range
 //   range node:          the same, under both ends of the interval that found it
@@ -25,6 +25,7 @@
 namespace virta {
 
 constexpr uint32_t kSeveral = 1u << 31;  // of a filter word: an index into `several`, may be found twice
+constexpr uint32_t kOnly = 1u << 31;     // of an atom's bucket: the one filter found there, nothing to verify
 constexpr uint32_t kSampleEvery = 16;    // events between two that are counted for selectivity
 constexpr uint32_t kRegexpCacheMax = 1u << 16;  // values a context remembers the patterns of
 constexpr uint32_t kSuspectsMax = 64;
@@ -126,6 +127,7 @@ struct Context {
     std::vector<uint64_t> bits;     // of true atoms
     std::vector<uint32_t> atoms;    // true atoms
     std::vector<uint32_t> active;   // those of them that find something
+    std::vector<uint32_t> buckets;  // where they do
     std::vector<uint32_t> seen;     // epoch in which a filter of several conjunctions was found
     std::vector<uint32_t> known;    // epoch * 2 + result of a costly condition
     std::vector<uint32_t> found;    // filters of this event: the first found_count; space for every filter
@@ -244,6 +246,7 @@ class Index {
     void change_affix(uint32_t id, uint32_t record, bool present);
     void change_atom(uint32_t atom, uint32_t record, bool present);
     void change_bucket(uint32_t& bucket, uint32_t record, bool present);
+    static uint32_t bucket_of(const Atom& atom) { return atom.bucket & kOnly ? 0 : atom.bucket; }
     void change_range(uint32_t node, bool text, uint64_t low, uint64_t high, uint32_t record, bool present);
     void change_cells(uint32_t condition, uint32_t record, bool present);
     uint32_t write_record(uint32_t word, std::vector<Literal>& literals);

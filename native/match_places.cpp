@@ -111,7 +111,7 @@ uint32_t Index::choose(std::vector<Literal>& literals) {
     order.reserve(literals.size());
     for (Literal literal : literals) {
         // One of these buckets will be written to, at the end.
-        const uint32_t bucket = literal & (kComplex | kNegated) ? 0 : atoms_.pool[literal].bucket;
+        const uint32_t bucket = literal & (kComplex | kNegated) ? 0 : bucket_of(atoms_.pool[literal]);
         if (bucket) {
             __builtin_prefetch(buckets_[bucket].tests.end(), 1);
             __builtin_prefetch(buckets_[bucket].ranges.end(), 1);
@@ -255,10 +255,24 @@ void Index::change_affix(uint32_t id, uint32_t record, bool present) {
 }
 
 void Index::change_atom(uint32_t atom, uint32_t record, bool present) {
-    change_bucket(atoms_.pool[atom].bucket, record, present);
+    uint32_t& bucket = atoms_.pool[atom].bucket;
+    const Test test = next_test(record);
+    const uint32_t only = test.literal || test.target & kSeveral ? 0 : test.target | kOnly;
+    if (present && only && !bucket) {
+        bucket = only;
+    } else if (!present && only && bucket == only) {
+        bucket = 0;
+    } else {
+        if (bucket & kOnly) {  // no longer alone
+            const uint32_t word = bucket ^ kOnly;
+            bucket = buckets_.take();
+            buckets_[bucket].done.insert_sorted(word);
+        }
+        change_bucket(bucket, record, present);
+    }
     if (active_.size() <= atom >> 6) active_.resize((atom >> 6) * 3 / 2 + 1);
     const uint64_t bit = 1ull << (atom & 63);
-    active_[atom >> 6] = atoms_.pool[atom].bucket ? active_[atom >> 6] | bit : active_[atom >> 6] & ~bit;
+    active_[atom >> 6] = bucket ? active_[atom >> 6] | bit : active_[atom >> 6] & ~bit;
 }
 
 // The first literal to verify, and what holds, or is to be verified, after it.
@@ -373,7 +387,7 @@ void Index::redistribute(uint32_t steps_max) {
         suspects_.pop_back();
         suspects_waiting_ = !suspects_.empty();
     }
-    const uint32_t bucket = atom < atoms_.pool.limit() ? atoms_.pool[atom].bucket : 0;
+    const uint32_t bucket = atom < atoms_.pool.limit() ? bucket_of(atoms_.pool[atom]) : 0;
     std::vector<uint32_t> records;
     auto add = [&](bool last, uint32_t target) {
         if (!last) return records.push_back(target);

@@ -37,16 +37,24 @@ void Index::match(Context& context) {
     // may add atoms, but none that finds anything.
     for (uint32_t node : context.touched)
         if (paths.nodes[node].needs & (kNeedRange | kNeedTextRange)) want_ranges(context, node);
-    for (uint32_t atom : context.active) __builtin_prefetch(&buckets_[atoms_.pool[atom].bucket]);
     for (uint32_t atom : context.active) {
-        const Bucket& bucket = buckets_[atoms_.pool[atom].bucket];
+        const uint32_t bucket = atoms_.pool[atom].bucket;
+        if (bucket & kOnly) {
+            context.found[context.found_count++] = bucket ^ kOnly;
+        } else {
+            __builtin_prefetch(&buckets_[bucket]);
+            context.buckets.push_back(bucket);
+        }
+    }
+    for (uint32_t id : context.buckets) {
+        const Bucket& bucket = buckets_[id];
         // A line of memory holds eight tests; after four the hardware has seen where this leads.
         for (uint32_t i = 0; i < 32 && i < bucket.tests.size(); i += 8) __builtin_prefetch(&bucket.tests[i]);
         __builtin_prefetch(bucket.done.begin());
         __builtin_prefetch(bucket.ranges.begin());
     }
-    for (size_t i = 0; i < context.active.size(); i++)
-        run_bucket(context, buckets_[atoms_.pool[context.active[i]].bucket]);
+    for (uint32_t bucket : context.buckets) run_bucket(context, buckets_[bucket]);
+    context.buckets.clear();
     for (uint32_t node : context.touched) {
         const uint32_t needs = paths.nodes[node].needs;
         if (needs & kNeedPoint) run_cells(context, node);
@@ -264,7 +272,7 @@ void Index::sample(Context& context) {
     for (uint32_t id : context.atoms) {
         Atom& atom = atoms_.pool[id];
         const uint32_t hits = __atomic_add_fetch(&atom.hits, 1, __ATOMIC_RELAXED);
-        if (!atom.bucket || atom.redistributed || hits < kSuspectHits) continue;
+        if (!bucket_of(atom) || atom.redistributed || hits < kSuspectHits) continue;
         const Bucket& bucket = buckets_[atom.bucket];
         if (bucket.tests.size() + bucket.ranges.size() < kSuspectSize) continue;
         const double rate = static_cast<double>(hits) / (samples - atom.born + 1);

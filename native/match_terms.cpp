@@ -16,7 +16,7 @@ Literal Index::atom_literal(uint64_t hash, uint32_t node, uint8_t kind, const ch
     Atom& atom = atoms_.pool[id];
     atom.users++;
     // A conjunction made of it is probably indexed there.
-    if (atom.bucket) __builtin_prefetch(&buckets_[atom.bucket]);
+    if (const uint32_t bucket = bucket_of(atom)) __builtin_prefetch(&buckets_[bucket]);
     return id;
 }
 

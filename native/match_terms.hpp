@@ -36,7 +36,7 @@ struct Atom {
     uint64_t hash = 0;
     uint32_t node = 0;
     uint32_t users = 0;
-    uint32_t bucket = 0;
+    uint32_t bucket = 0;  // or a filter with kOnly
     uint32_t hits = 0, born = 0;  // sampled events it was true in, and the sample count when it came
     uint32_t length = 0;
     uint32_t number = 0;  // of a pattern, on its node
