@@ -78,6 +78,15 @@ def test_a_new_value_costs_a_bounded_sweep(monkeypatch):
     assert len(drops) <= 100 * (values.SWEEP_ROWS + 1)
 
 
+def test_a_value_larger_than_the_cache_drops_no_other():
+    """It cannot stay in any case; the row's old value is gone."""
+    cache = ValueCache(300)
+    cache.put_all([0, 1], [VALUE, VALUE])
+    cache.put(0, b"x" * 300)
+
+    assert (cache.get(0), cache.get(1), cache.bytes) == (None, VALUE, 100)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(

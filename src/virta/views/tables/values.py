@@ -49,6 +49,9 @@ class ValueCache:
         """Keep the values that rows have now; of values for one row the last."""
         values, bytes_max = self._values, self._bytes_max
         for number, value in zip(numbers, new, strict=True):
+            if len(value) + ENTRY_BYTES > bytes_max:  # no other has to be dropped for it
+                self.drop(number)
+                continue
             if number >= len(values):
                 values.extend([None] * (number + 1 - len(values)))
             old = values[number]
