@@ -33,6 +33,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
+def pytest_collection_modifyitems(items):
+    """Refuse two tests with one id: pytest-xdist would run one of them and say nothing of the other."""
+    found = set()
+    for item in items:
+        if item.nodeid in found:
+            raise pytest.UsageError(f"several tests have the id {item.nodeid}")
+        found.add(item.nodeid)
+
+
 @pytest.fixture(scope="session")
 def shared_vectors() -> Path:
     """Vectors that are not ours to ship; tests that need them are skipped where they are absent."""
