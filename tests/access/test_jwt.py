@@ -164,13 +164,14 @@ def test_a_kept_token_expires(tmp_path):
         (b'{"keys": []}', "1 to 100 keys"),
         (b'{"keys": [1]}', "not a JWKS document"),
         (b"-----BEGIN PUBLIC KEY-----\nx\n-----END PUBLIC KEY-----", "cannot use keys"),
-        (
+        pytest.param(
             KEYS["RS256"].private_bytes(
                 serialization.Encoding.PEM,
                 serialization.PrivateFormat.PKCS8,
                 serialization.NoEncryption(),
             ),
             "give the public key",
+            id="private key",  # a new one in each process, and ids must be the same in all
         ),
     ],
 )

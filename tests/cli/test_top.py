@@ -167,8 +167,8 @@ def test_the_path_and_the_token_are_sent(canned):
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (b"401 Unauthorized", b"who are you?", "status 401: who are you?"),
-        (b"404 Not Found", b"\xff", "status 404"),
+        (b"401 Unauthorized", b"who are you?", "the server answered 401: who are you?"),
+        (b"404 Not Found", b"\xff", "the server answered 404"),
         (b"200 OK", b'data: {"time":\n\n', "does not answer as a Virta server"),
     ],
 )
