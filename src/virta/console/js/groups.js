@@ -4,7 +4,7 @@ import { h, int, text } from "./ui.js";
 const SHOWN = 7, VALUES_MAX = 20, LOOKED_AT = 500;
 
 export class Groups {
-  // `value(event, column)` reads a field as text; `onpick(column)` is told of the user's choice.
+  // `value(event, column)` reads a field as text; `onpick(column)` is called with the user's choice.
   constructor({ value, chosen = "", onpick }) {
     this.value = value;
     this.chosen = chosen;
