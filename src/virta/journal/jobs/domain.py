@@ -125,15 +125,29 @@ class Domain:
         if len(heap) > 2 * counts[state] + HEAP_SLACK:
             self._clean(heap, state)
 
-    def clean(self) -> None:
-        """Remove what a replay added and removed again."""
-        for state, heap in (
+    def load(self, job: Job, state: int) -> None:
+        """Add a job while restoring: `sort` has to follow, as nothing keeps the heaps in order until then."""
+        job.state = state
+        self.counts[state] += 1
+        if state == READY:
+            self._ready.append((job.priority, job.start, job.id, job))
+        elif state == WORKING:
+            self._working.append((job.worked_until, job.lease, job))
+        elif state == DELAYED:
+            self._delayed.append((job.start, job.id, job))
+
+    def sort(self) -> None:
+        """Put what was loaded in order, without what a replay added and removed again."""
+        heaps: tuple[tuple[int, list[Any]], ...] = (
             (READY, self._ready),
             (DELAYED, self._delayed),
             (WORKING, self._working),
-        ):
+        )
+        for state, heap in heaps:
             if len(heap) != self.counts[state]:
                 self._clean(heap, state)
+            else:
+                heapify(heap)
 
     def _clean(self, heap: list[Any], state: int) -> None:
         """Keep one valid item per job: a job that came back to the same place has two equal ones."""

@@ -277,22 +277,23 @@ class JobTable:
     def restore(self, job: Job, now: int, *, dead: bool = False) -> None:
         """Add a job from the log or a snapshot; `restored` has to follow."""
         job.logged = True
-        self.saw_id(job.id)
-        if job.uri in self._jobs:
+        if job.id >= self.next_id:
+            self.saw_id(job.id)
+        if self._jobs.setdefault(job.uri, job) is not job:
             for other in self.entries(job.uri):
                 if (other.state == WORKING) == bool(job.lease):
                     self._remove(other)  # it was replaced while the snapshot was written
-        self._insert(job)
+            self._insert(job)
         if dead:
-            job.domain.move(job, DEAD)
+            job.domain.load(job, DEAD)
         elif job.lease:
             self.saw_id(job.lease)
             self._by_id[job.lease] = job
-            job.domain.move(job, WORKING)
+            job.domain.load(job, WORKING)
         else:
             self._by_id[job.id] = job
             state = READY if job.start <= now else DELAYED
-            job.domain.move(job, state if job.older is None else WAITING_BEHIND)
+            job.domain.load(job, state if job.older is None else WAITING_BEHIND)
 
     def restore_removed(self, uri: bytes, now: int, finished: int) -> None:
         """Remove all jobs of a uri, and remember its last finished command, if any."""
@@ -324,7 +325,7 @@ class JobTable:
     def restored(self) -> None:
         """Finish restoring: the log has everything up to here."""
         for place in list(self.domains.values()):
-            place.clean()
+            place.sort()
             self.scheduler.sweep(place)
             self.scheduler.offer(place)
             self.scheduler.arm(place)

@@ -84,8 +84,7 @@ def load_snapshot(engine: JournalEngine, path: Path, now: int) -> None:
                 for image in items:
                     images.restore_value(engine, image, now)
             elif kind == "jobs":
-                for uri, image in items:
-                    images.restore_job(engine, uri, image, now)
+                images.restore_jobs(engine, items, now)
             else:
                 for finished_at, uri, timestamp in items:
                     engine.jobs.finished.remember(uri, timestamp, finished_at)
