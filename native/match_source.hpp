@@ -28,6 +28,8 @@ constexpr size_t kSourcePartsMax = 64;  // of one conjunction or disjunction: jo
 constexpr size_t kSourceTermsMax = 64;  // conjunctions of a filter, as in virta.filters.limits
 constexpr int kSourceDepthMax = 16;
 constexpr size_t kSourcePathsMax = 1 << 16;       // remembered paths; then all are forgotten
+constexpr size_t kSourcePatternsMax = 1 << 13;    // remembered regular expressions, as paths, and
+constexpr size_t kSourcePatternBytesMax = 256;    // the longest of them
 constexpr double kExactMax = 9007199254740992.0;  // doubles represent every integer up to here
 
 // As in virta.match.compile.program.
@@ -40,6 +42,7 @@ enum SourceOp : uint8_t {
     kTextRangeOp = 7,
     kPrefixOp = 8,
     kSuffixOp = 9,
+    kPointOp = 11,
     kNegativeZeroOp = 13,
     kOtherOp = 0,
 };
@@ -69,6 +72,14 @@ struct SourcePath {
     std::string code;  // in a program
 };
 using PathRef = std::shared_ptr<const SourcePath>;
+
+// A regular expression that RE2 accepts; anchored literals are another operation.
+struct SourcePattern {
+    std::string text;  // in a canonical form
+    uint8_t op = kOtherOp;
+    std::string operand;  // in a program
+};
+using PatternRef = std::shared_ptr<const SourcePattern>;
 
 // A canonical node: a literal, a conjunction or disjunction of parts, or what never holds.
 struct SourceForm {
@@ -111,6 +122,8 @@ void append_literal_code(std::string& out, uint8_t op, Text path, Text operand);
 bool read_query_string(Sources& sources, Text source, SourceForm& out);
 bool read_cesql(Sources& sources, Text source, SourceForm& out);
 bool read_koncorde(Sources& sources, PyObject* source, SourceForm& out);
+bool read_circle(Sources& sources, PyObject* value, SourceForm& out);  // geoDistance
+bool read_regexp(Sources& sources, PyObject* value, SourceForm& out);
 bool read_cloudevents(Sources& sources, PyObject* source, SourceForm& out);
 // Comparisons of an attribute's text, for CESQL and CloudEvents.
 bool text_equals(Sources& sources, Text name, Text text, bool negated, SourceForm& out);
@@ -121,15 +134,19 @@ bool text_ends(Sources& sources, Text name, Text text, SourceForm& out);
 // makes everything return false, and stays set.
 class Sources {
   public:
-    Sources(PyObject* path, PyObject* leaf) : path_(path), leaf_(leaf) {}
+    Sources(PyObject* path, PyObject* pattern, PyObject* leaf)
+        : path_(path), pattern_(pattern), leaf_(leaf) {}
     // Kinds: q a query string's key, f a field of Koncorde's, a an attribute, t its text, i its Integer.
     PathRef path(char kind, Text name);
+    PatternRef pattern(Text pattern, Text flags);
     bool leaf(PyObject* keyword, PyObject* value, bool positive, SourceForm& out);
 
   private:
     PyObject* path_;
+    PyObject* pattern_;
     PyObject* leaf_;
     std::unordered_map<std::string, PathRef> known_;
+    std::unordered_map<std::string, PatternRef> patterns_;
 };
 
 // Keeps an object alive while a callback may run: another thread might change the source meanwhile.
@@ -143,6 +160,20 @@ class Kept {
   private:
     PyObject* object_;
 };
+
+// The single member of an object.
+inline bool one_member(PyObject* object, PyObject*& key, PyObject*& value) {
+    if (!PyDict_CheckExact(object) || PyDict_GET_SIZE(object) != 1) return false;
+    Py_ssize_t at = 0;
+    return PyDict_Next(object, &at, &key, &value) && PyUnicode_CheckExact(key);
+}
+
+inline bool is_text(PyObject* object, const char* text) {
+    return PyUnicode_CompareWithASCIIString(object, text) == 0;
+}
+
+// A number that doubles represent exactly, and no NaN.
+bool number_of(PyObject* object, double& out);
 
 // The UTF-8 of a Python string; false if it has none (lone surrogates).
 inline bool utf8(PyObject* string, Text& out) {

@@ -39,6 +39,36 @@ PathRef Sources::path(char kind, Text name) {
     return result;
 }
 
+// Null for what RE2 does not accept, and with an exception set.
+PatternRef Sources::pattern(Text pattern, Text flags) {
+    std::string key(flags);
+    key += '\0';
+    key += pattern;
+    const bool remembered = key.size() <= kSourcePatternBytesMax;
+    const auto known = remembered ? patterns_.find(key) : patterns_.end();
+    if (known != patterns_.end()) return known->second;
+    PyObject* answer =
+        PyObject_CallFunction(pattern_, "s#s#", pattern.data(), static_cast<Py_ssize_t>(pattern.size()),
+                              flags.data(), static_cast<Py_ssize_t>(flags.size()));
+    if (!answer) return nullptr;
+    const char *text, *operand;
+    Py_ssize_t text_size, operand_size;
+    PatternRef result;
+    auto found = std::make_shared<SourcePattern>();
+    if (answer != Py_None &&
+        PyArg_ParseTuple(answer, "s#by#", &text, &text_size, &found->op, &operand, &operand_size)) {
+        found->text.assign(text, static_cast<size_t>(text_size));
+        found->operand.assign(operand, static_cast<size_t>(operand_size));
+        result = found;
+    }
+    Py_DECREF(answer);
+    if (PyErr_Occurred()) return nullptr;
+    if (!remembered) return result;
+    if (patterns_.size() >= kSourcePatternsMax) patterns_.clear();
+    patterns_[key] = result;
+    return result;
+}
+
 bool Sources::leaf(PyObject* keyword, PyObject* value, bool positive, SourceForm& out) {
     PyObject* answer =
         PyObject_CallFunctionObjArgs(leaf_, keyword, value, positive ? Py_True : Py_False, nullptr);
@@ -67,19 +97,21 @@ namespace {
 struct SourcesObject {
     PyObject_HEAD Sources* sources;
     PyObject* path;
+    PyObject* pattern;
     PyObject* leaf;
 };
 
 int sources_init(SourcesObject* self, PyObject* arguments, PyObject*) {
-    PyObject *path, *leaf;
-    if (!PyArg_ParseTuple(arguments, "OO", &path, &leaf)) return -1;
+    PyObject *path, *pattern, *leaf;
+    if (!PyArg_ParseTuple(arguments, "OOO", &path, &pattern, &leaf)) return -1;
     if (self->sources) {
         PyErr_SetString(PyExc_RuntimeError, "initialised twice");
         return -1;
     }
     self->path = Py_NewRef(path);
+    self->pattern = Py_NewRef(pattern);
     self->leaf = Py_NewRef(leaf);
-    self->sources = new (std::nothrow) Sources(path, leaf);
+    self->sources = new (std::nothrow) Sources(path, pattern, leaf);
     if (self->sources) return 0;
     PyErr_NoMemory();
     return -1;
@@ -88,12 +120,14 @@ int sources_init(SourcesObject* self, PyObject* arguments, PyObject*) {
 int sources_traverse(SourcesObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->path);
+    Py_VISIT(self->pattern);
     Py_VISIT(self->leaf);
     return 0;
 }
 
 int sources_clear(SourcesObject* self) {
     Py_CLEAR(self->path);
+    Py_CLEAR(self->pattern);
     Py_CLEAR(self->leaf);
     return 0;
 }

@@ -11,32 +11,9 @@ namespace virta {
 
 namespace {
 
-// The single member of an object.
-bool one_member(PyObject* object, PyObject*& key, PyObject*& value) {
-    if (!PyDict_CheckExact(object) || PyDict_GET_SIZE(object) != 1) return false;
-    Py_ssize_t at = 0;
-    return PyDict_Next(object, &at, &key, &value) && PyUnicode_CheckExact(key);
-}
-
 bool one_field(PyObject* object, Text& name, PyObject*& value) {
     PyObject* key;
     return one_member(object, key, value) && utf8(key, name);
-}
-
-bool is_text(PyObject* object, const char* text) {
-    return PyUnicode_CompareWithASCIIString(object, text) == 0;
-}
-
-bool number_of(PyObject* object, double& out) {
-    if (PyFloat_CheckExact(object)) {
-        out = PyFloat_AS_DOUBLE(object);
-        return !std::isnan(out);
-    }
-    if (!PyLong_CheckExact(object)) return false;
-    int overflow = 0;
-    const long long value = PyLong_AsLongLongAndOverflow(object, &overflow);
-    out = static_cast<double>(value);
-    return !overflow && std::fabs(out) <= kExactMax;
 }
 
 bool scalar_of(PyObject* object, SourceScalar& out) {
@@ -74,7 +51,12 @@ class KoncordeReader {
         if (is_text(keyword, "in")) return read_in(value, positive, out);
         if (is_text(keyword, "ids")) return read_ids(value, positive, out);
         if (is_text(keyword, "bool")) return read_bool(value, positive, depth, out);
-        if (is_text(keyword, "match") && positive) return read_match(value, keyword, out);
+        if (positive) {
+            if (is_text(keyword, "match")) return read_match(value, keyword, out);
+            if (is_text(keyword, "geoDistance") && read_circle(sources_, value, out)) return true;
+            if (is_text(keyword, "regexp") && read_regexp(sources_, value, out)) return true;
+            if (PyErr_Occurred()) return false;
+        }
         return sources_.leaf(keyword, value, positive, out);
     }
 

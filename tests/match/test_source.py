@@ -17,7 +17,7 @@ from virta.errors import FilterError
 from virta.filters import DIALECTS, parse
 from virta.match import Matcher
 from virta.match.compile import Compiled, compile_filter, compile_source
-from virta.match.compile.source import SourceCompiled
+from virta.match.compile.source import SourceCompiled, _leaf, _pattern, _spelled
 from virta.native import load
 
 pytestmark = pytest.mark.skipif(
@@ -107,6 +107,78 @@ def test_any_names_and_values_are_equal(name, text, value):
     assert_equal({"exact": {name: text}}, "cloudevents")
     assert_equal(f"{name}={text}&n={value}", "query-string")
     assert_equal(f"a = '{text}' AND n = {value}", "cesql")
+
+
+def circle(centre, distance="5km", **others):
+    return {"geoDistance": {"loc": centre, "distance": distance, **others}}
+
+
+CIRCLES = [
+    circle({"lat": 48.8, "lon": 2.3}), circle({"lon": -4, "lat": 48}, "1234m"), circle({"lat": -0.0, "lon": -0.0}, "0m"),
+    circle({"lat": 90, "lon": 400.5}, "999999999999999km"), {"geoDistance": {"distance": "7m", "a.b": {"lat": 1e-7, "lon": 1e300}}},
+]  # fmt: skip
+ODD_CIRCLES = [
+    circle({"lat": 90.1, "lon": 2}), circle({"lat": True, "lon": 2}), circle({"lat": "48", "lon": 2}), circle([48, 2]), circle("48,2"),
+    circle({"lat": 48, "lon": 2, "x": 1}), circle({"lat": 48}), circle({"lat": 1e999, "lon": 2}), circle({"lat": float("nan"), "lon": 2}),
+    circle({"lat": 48, "lon": 2**60}), circle({"lat": 48, "lon": 2}, "5 km"), circle({"lat": 48, "lon": 2}, "1.5km"),
+    circle({"lat": 48, "lon": 2}, "1,5km"), circle({"lat": 48, "lon": 2}, "-5km"), circle({"lat": 48, "lon": 2}, "5"),
+    circle({"lat": 48, "lon": 2}, "km"), circle({"lat": 48, "lon": 2}, "5KM"), circle({"lat": 48, "lon": 2}, "5parsec"),
+    circle({"lat": 48, "lon": 2}, "1234567890123456m"), circle({"lat": 48, "lon": 2}, 5), circle({"lat": 48, "lon": 2}, "\u0665m"),
+    circle({"lat": 48, "lon": 2}, "5m", x=1), {"geoDistance": {"distance": "5m"}}, {"geoDistance": {"loc": {"lat": 1, "lon": 2}}},
+    {"geoDistance": {"distance": "5m", "a" + ".b" * 30: {"lat": 1, "lon": 2}}}, {"geoDistance": []}, {"not": CIRCLES[0]},
+    circle({"lat": 48, "lon": 2}, "5km\0"), {"geoDistance": {"\ud800": {"lat": 1, "lon": 2}, "distance": "5m"}},
+]  # fmt: skip
+PATTERNS = [
+    {"regexp": {"a": "^ab.*c$"}}, {"regexp": {"a": "^ab"}}, {"regexp": {"a": "ab$"}}, {"regexp": {"a": "^ab$"}}, {"regexp": {"a": ""}},
+    {"regexp": {"a.b": {"value": "x|y", "flags": "i"}}}, {"regexp": {"a": {"flags": "gsmi", "value": "^é\\u0041$"}}},
+    {"regexp": {"a": {"value": "^v1"}}}, {"regexp": {"a": '"\\n\x00'}}, {"regexp": {"a": "x" * 300}},
+]  # fmt: skip
+ODD_PATTERNS = [
+    {"regexp": {"a": "("}}, {"regexp": {"a": "(?=b)"}}, {"regexp": {"a": {"value": "(", "flags": "i"}}}, {"regexp": {"a": None}},
+    {"regexp": {"a": {"value": "x", "flags": None}}}, {"regexp": {"a": {"value": "x", "flags": 5}}}, {"regexp": {"a": {"flags": "i"}}},
+    {"regexp": {"a": {"value": "x", "flags": "i", "y": 1}}}, {"regexp": {"a": {"value": 5}}}, {"regexp": {"a": "\ud800"}},
+    {"regexp": {"a": "x" * 100_000}}, {"regexp": {"a": "x", "b": "y"}}, {"regexp": {}}, {"regexp": "a"}, {"not": {"regexp": {"a": "^a"}}},
+    {"regexp": {"a" + ".b" * 30: "x"}},
+]  # fmt: skip
+
+
+def test_circles_and_patterns_are_compiled_without_the_plain_parser():
+    """Circles and regular expressions, as they are mostly written, are read natively; all spellings are equal."""
+
+    def refuse(*condition):
+        raise AssertionError(f"the plain parser was asked for {condition}")
+
+    sources = load("virta.match._core").Sources(_spelled, _pattern, refuse)
+    for source in (*CIRCLES, *PATTERNS):
+        assert sources.compile("koncorde", source) is not None, source
+    for source in (*CIRCLES, *ODD_CIRCLES, *PATTERNS, *ODD_PATTERNS):
+        assert_equal(source, "koncorde")
+        assert_equal({"and": [source, {"equals": {"x": 1}}, source]}, "koncorde")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.floats() | st.integers(), st.floats(), st.integers(0, 10**17), st.text(max_size=12))
+def test_any_circle_and_pattern_is_equal(lat, lon, metres, text):
+    """Any centre, radius and pattern gives the same answer in both engines."""
+    for unit in ("m", "km", text[:2]):
+        assert_equal(circle({"lat": lat, "lon": lon}, f"{metres}{unit}"), "koncorde")
+    assert_equal({"regexp": {"a": text}}, "koncorde")
+    assert_equal({"regexp": {"a": {"value": f"^{text}", "flags": text[:3]}}}, "koncorde")
+
+
+def test_a_failing_callback_is_an_error():
+    """An exception while a pattern is read is raised, and not remembered."""
+    failures = [ValueError("once")]
+
+    def pattern(text, flags):
+        if failures:
+            raise failures.pop()
+        return _pattern(text, flags)
+
+    sources = load("virta.match._core").Sources(_spelled, pattern, _leaf)
+    with pytest.raises(ValueError, match="once"):
+        sources.compile("koncorde", {"regexp": {"a": "^x"}})
+    assert sources.compile("koncorde", {"regexp": {"a": "^x"}}) is not None
 
 
 def test_vectors_are_equal():

@@ -121,7 +121,7 @@ _NOTHING = Form(NOTHING, '"nothing"')
 
 def _literal_form(condition: Condition, *, negated: bool) -> Form:
     path = path_json(condition.path)
-    text = f'{{"{condition.op}":[{path},{_value_text(condition.value)}]}}'
+    text = f'{{"{condition.op}":[{path},{value_text(condition.value)}]}}'
     if negated:
         return Form(Not(condition), f'{{"not":{text}}}', path=path)
     return Form(condition, text, path=path)
@@ -368,7 +368,8 @@ def path_json(path: Path) -> str:
     return f"[{','.join(steps)}]"
 
 
-def _value_text(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """Return the value of a condition as it stands in a canonical text."""
     if isinstance(value, str):
         return encode_basestring_ascii(value)
     if isinstance(value, JsonPattern):

@@ -51,6 +51,7 @@ class Sources:
     def __init__(
         self,
         path: Callable[[str, str], tuple[str, bytes] | None],
+        pattern: Callable[[str, str], tuple[str, int, bytes] | None],
         leaf: Callable[[str, Any, bool], tuple[str, str, bytes, int] | None],
         /,
     ) -> None: ...

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+# What Matcher.add takes other than sources.
+_READY = (Filter, Compiled)
 # What Matcher.match takes as an event, other than JSON texts.
 _OBJECTS = (dict, list, tuple)
 
@@ -83,7 +85,7 @@ class Matcher:
             self._engine.add(compiled)
             if id_ in names.owners:
                 names.shared.add(id_)
-            if not isinstance(filter_, Filter | Compiled):
+            if not isinstance(filter_, _READY):
                 names.forms[id_] = compiled.canonical
         return id_
 

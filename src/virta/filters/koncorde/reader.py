@@ -100,6 +100,15 @@ def read_condition(keyword: str, value: Any, *, positive: bool) -> Node | None:
     return node if reader.late is None else None
 
 
+def read_pattern(pattern: str, flags: str) -> Regexp:
+    """Return a JavaScript pattern as one of RE2's; raise FilterError if RE2 does not accept it."""
+    check_pattern_length(pattern)
+    # RE2 has no other flags; g and y concern repeated searches.
+    regexp = Regexp(translate(pattern), "".join(f for f in "ims" if f in flags))
+    compiled(regexp)
+    return regexp
+
+
 def _load_filter(text: str | bytes | bytearray) -> Any:
     if len(text) > TEXT_BYTES_MAX:
         raise FilterError(
@@ -337,10 +346,7 @@ def _read_regexp(value: Any, place: Place, *, positive: bool) -> Node:
     try:
         if not isinstance(pattern, str):
             raise FilterError("expected a string", code="regexp_invalid")  # noqa: TRY301
-        # RE2 has no other flags; g and y concern repeated searches.
-        check_pattern_length(pattern)
-        regexp = Regexp(translate(pattern), "".join(f for f in "ims" if f in (flags or "")))
-        compiled(regexp)
+        regexp = read_pattern(pattern, flags or "")
     except FilterError as exc:
         if exc.code != "regexp_invalid":
             raise

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from virta import jsontext
 from virta.errors import FilterError
 from virta.filters import parse
-from virta.filters.canonical import canonical_form, digest, path_json
+from virta.filters.canonical import canonical_form, digest, path_json, value_text
 from virta.filters.limits import TEXT_BYTES_MAX
 from virta.filters.tree import Condition, Not
 from virta.filters.values import field_path
@@ -48,11 +48,10 @@ class SourceCompiled(Compiled):
 
     def __init__(self, canonical: str, program: bytes) -> None:
         # The fields of a frozen dataclass are set one by one otherwise, which takes as long as the hash.
-        self.__dict__.update(
-            id=digest(canonical),
-            canonical=canonical,
-            encoded=(program, ()),
-        )
+        fields = self.__dict__
+        fields["id"] = digest(canonical)
+        fields["canonical"] = canonical
+        fields["encoded"] = (program, ())
 
     @cached_property
     def conjunctions(self) -> tuple[Conjunction, ...]:
@@ -85,7 +84,7 @@ def compile_source(source: Any, dialect: str = "query-string", *, engine: str = 
 @lru_cache(maxsize=1)
 def _sources() -> _core.Sources | None:
     core = load("virta.match._core")
-    return None if core is None else core.Sources(_spelled, _leaf)
+    return None if core is None else core.Sources(_spelled, _pattern, _leaf)
 
 
 def _decoded(text: str | bytes) -> Any:
@@ -124,6 +123,21 @@ def _path(kind: str, name: str) -> Path | None:
     if name in DATA_MEMBERS or _ATTRIBUTE.fullmatch(name) is None:
         return None
     return (name,) if kind == "a" else text_path(name) if kind == "t" else integer_path(name)
+
+
+def _pattern(pattern: str, flags: str) -> tuple[str, int, bytes] | None:
+    """Return a regular expression of Koncorde's in a canonical text and in a program; None if it is refused."""
+    from virta.filters.koncorde.reader import read_pattern  # noqa: PLC0415
+
+    try:
+        regexp = read_pattern(pattern, flags)
+    except FilterError:
+        return None
+    literals = encode_literal(Condition((), "regexp", regexp))
+    assert literals is not None
+    literal = literals[0]
+    # What stands before the operand: the operation, the length of the path, and the path of the root.
+    return value_text(regexp), literal[0], literal[6:]
 
 
 def _leaf(keyword: str, value: Any, positive: bool) -> tuple[str, str, bytes, int] | None:  # noqa: FBT001 - called from C
