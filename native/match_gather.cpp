@@ -96,11 +96,26 @@ void Index::search(Context& context, uint32_t node) {
     apply_search(context, node, find_search(context, node, search_hash(context, node)));
 }
 
-// Clear everything when full: cheaper than tracking what was used last, and rare.
 void Index::reserve_searches(Context& context) {
-    if (context.searched && context.searched->live() + context.searches.size() < kRegexpCacheMax) return;
+    if (context.searched) return;
     context.searched = std::make_unique<Pool<Context::Searched>>();
     context.searched_by_text = std::make_unique<Table>();
+}
+
+// A place for a text. When all are taken they are reused in turn: to drop all at once takes milliseconds.
+uint32_t Index::searched_place(Context& context) {
+    Pool<Context::Searched>& all = *context.searched;
+    if (all.live() < kRegexpCacheMax) return all.take();
+    uint32_t id;
+    bool in_use;
+    do {
+        context.searched_next = context.searched_next % kRegexpCacheMax + 1;
+        id = context.searched_next;
+        in_use = std::any_of(context.searches.begin(), context.searches.end(),
+                             [&](const Context::Search& one) { return one.id == id; });
+    } while (in_use);
+    context.searched_by_text->erase(all[id].hash, id);
+    return id;
 }
 
 uint32_t Index::find_search(Context& context, uint32_t node, uint64_t hash) {
@@ -111,9 +126,13 @@ uint32_t Index::find_search(Context& context, uint32_t node, uint64_t hash) {
                same_bytes(known.text.data(), slot.text, slot.length);
     });
     if (!id) {
-        id = context.searched->take();
-        (*context.searched)[id].node = node;
-        (*context.searched)[id].text.assign(slot.text, slot.length);
+        id = searched_place(context);
+        Context::Searched& made = (*context.searched)[id];
+        made.hash = hash;
+        made.node = node;
+        made.text.assign(slot.text, slot.length);
+        made.upto = 0;
+        made.numbers.clear();
         context.searched_by_text->insert(hash, id);
     }
     return id;
@@ -124,7 +143,7 @@ void Index::apply_search(Context& context, uint32_t node, uint32_t id) {
     complete_search(context, node, id);
     const Extra& extra = *paths.nodes[node].extra;
     for (uint32_t number : (*context.searched)[id].numbers)
-        if (number < extra.regexps.size() && extra.regexps[number]) set_atom(context, extra.regexps[number]);
+        if (const uint32_t atom = extra.regexp(number)) set_atom(context, atom);
 }
 
 // Whether a pattern is in the text of any value. No atom is set: a pattern finds only strings.
@@ -157,12 +176,12 @@ void Index::complete_search(Context& context, uint32_t node, uint32_t id) {
         known.upto = 0;
         known.numbers.clear();
     }
-    if (known.upto < extra.regexps.size()) {
+    if (known.upto < extra.regexps_end()) {
         if (!context.hooks->search(node, slot.text, slot.length, known.upto, &known.numbers)) {
             context.failed = true;
             return;
         }
-        known.upto = static_cast<uint32_t>(extra.regexps.size());
+        known.upto = extra.regexps_end();
         std::sort(known.numbers.begin(), known.numbers.end());
     }
 }

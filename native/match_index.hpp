@@ -29,6 +29,7 @@ constexpr uint32_t kOnly = 1u << 31;     // of an atom's bucket: the one filter 
 constexpr uint32_t kSampleEvery = 16;    // events between two that are counted for selectivity
 constexpr uint32_t kRegexpCacheMax = 1u << 16;  // values a context remembers the patterns of
 constexpr uint32_t kSuspectsMax = 64;
+constexpr uint32_t kPatternNumbersMax = 1u << 31;  // then the patterns of a path are numbered anew
 
 // `target` is a record, or, when nothing is left to verify after this literal (kLast), the filter word.
 struct Test {
@@ -154,12 +155,14 @@ struct Context {
     };
     std::vector<Wanted> wanted;
     struct Searched {  // the patterns found in a value, by number, below `upto`
+        uint64_t hash = 0;
         uint32_t node = 0, generation = 0, upto = 0;
         std::string text;
         std::vector<uint32_t> numbers;
     };
     std::unique_ptr<Pool<Searched>> searched;
     std::unique_ptr<Table> searched_by_text;
+    uint32_t searched_next = 0;  // the place that was reused last
     std::vector<uint32_t> suspects;
     std::vector<ExpressionValue> values;  // of expressions
     TextArena texts;                      // made for this event
@@ -236,6 +239,7 @@ class Index {
     void release_atom(uint32_t id);
     void atom_made(uint32_t id);
     void atom_gone(uint32_t id);
+    void move_patterns(uint32_t node);
     void renumber_patterns(uint32_t node);
 
     // Places (match_places.cpp).
@@ -271,6 +275,7 @@ class Index {
     bool text_has(Context& context, uint32_t node, uint32_t atom);
     void search(Context& context, uint32_t node);
     static void reserve_searches(Context& context);
+    static uint32_t searched_place(Context& context);
     void run_bucket(Context& context, const Bucket& bucket);
     void run_ranges(Context& context);
     void want_interval(Context& context, uint32_t node, bool text, uint64_t key, const Levels& levels) const;

@@ -83,7 +83,8 @@ struct Extra {  // rarely needed parts of a node
     Levels numbers, texts;
     Levels cells;                    // of the geo grid
     Vec<ShapeTest> everywhere;       // shapes that fit no cell
-    List<uint32_t> regexps;   // pattern number -> atom, 0 when removed
+    List<uint32_t> regexps;   // pattern number - regexps_first -> atom, 0 when removed
+    uint32_t regexps_first = 0, regexps_past = 0;  // number of the first; removed ones it starts with
     uint32_t regexps_live = 0;
     uint32_t regexps_access = 0;     // places that a pattern finds: then every value is searched
     uint32_t regexps_generation = 0;  // changes when the numbers do
@@ -93,6 +94,12 @@ struct Extra {  // rarely needed parts of a node
     uint32_t each = 0;                            // child for every element of an array
     List<uint32_t> dependents;                    // computed nodes that have no value without this one
     Own<Expression> expression;                   // of a computed node
+
+    uint32_t regexps_end() const { return regexps_first + static_cast<uint32_t>(regexps.size()); }
+    uint32_t regexp(uint32_t number) const {
+        const uint32_t at = number - regexps_first;
+        return number >= regexps_first && at < regexps.size() ? regexps[at] : 0;
+    }
 };
 
 struct Node {

@@ -33,7 +33,7 @@ void Index::atom_made(uint32_t id) {
     } else if (atom.kind == kRegexp) {
         Extra& extra = node.more();
         if (!extra.regexps_live++) extra.regexps_generation = ++generations_;
-        atom.number = static_cast<uint32_t>(extra.regexps.size());
+        atom.number = extra.regexps_end();
         extra.regexps.push_back(id);
         node.needs |= kNeedRegexp;
         patterns_++;
@@ -58,24 +58,48 @@ void Index::atom_gone(uint32_t id) {
         update_need(--node.elements, kNeedElement);
     } else if (atom.kind == kRegexp) {
         Extra& extra = *node.extra;
-        extra.regexps[atom.number] = 0;
+        extra.regexps[atom.number - extra.regexps_first] = 0;
         extra.regexps_live--;
         patterns_--;
         pattern_changes.push_back({PatternChange::kRemoved, atom.node, atom.number, {}});
         update_need(extra.regexps_live, kNeedRegexp);
-        // Numbers are not reused: a cached search would refer to another pattern. Clean up from time to time.
-        if (extra.regexps.size() > 2ull * extra.regexps_live + 1024 || !extra.regexps_live)
+        // Numbers are not reused: a cached search would refer to another pattern.
+        if (!extra.regexps_live || extra.regexps_end() > kPatternNumbersMax)
             renumber_patterns(atom.node);
+        else if (extra.regexps.size() - extra.regexps_past > 2ull * extra.regexps_live + 1024)
+            move_patterns(atom.node);
     } else if (atom.kind >= kKind) {
         node.kinds[atom.kind - kKind] = 0;
         update_need(--node.kinds_live, kNeedKind);
     }
 }
 
+// Most numbers are of removed patterns: the two oldest of the others become the newest. So a removal never
+// costs more than that, and what is in front of them is dropped in time.
+void Index::move_patterns(uint32_t node) {
+    Extra& extra = *paths.nodes[node].extra;
+    for (int moved = 0; moved < 2; moved++) {
+        while (!extra.regexps[extra.regexps_past]) extra.regexps_past++;
+        const uint32_t id = extra.regexps[extra.regexps_past];
+        extra.regexps[extra.regexps_past] = 0;
+        Atom& atom = atoms_.pool[id];
+        pattern_changes.push_back({PatternChange::kRemoved, node, atom.number, {}});
+        atom.number = extra.regexps_end();
+        extra.regexps.push_back(id);
+        pattern_changes.push_back(
+            {PatternChange::kAdded, node, atom.number, std::string(atom.data(), atom.length)});
+    }
+    if (extra.regexps_past <= extra.regexps.size() / 2) return;
+    extra.regexps.erase(extra.regexps.begin(), extra.regexps.begin() + extra.regexps_past);
+    extra.regexps_first += extra.regexps_past;
+    extra.regexps_past = 0;
+}
+
 void Index::renumber_patterns(uint32_t node) {
     Extra& extra = *paths.nodes[node].extra;
     List<uint32_t> old;
     old.swap(extra.regexps);
+    extra.regexps_first = extra.regexps_past = 0;
     extra.regexps_generation = ++generations_;
     pattern_changes.push_back({PatternChange::kCleared, node, 0, {}});
     for (uint32_t id : old) {

@@ -88,9 +88,9 @@ def test_patterns_are_compiled_when_they_are_added(monkeypatch):
     adder, built = threading.current_thread(), []
 
     class Counted(pattern_sets._Set):
-        def __init__(self, group):
-            built.append((threading.current_thread() is adder, len(group)))
-            super().__init__(group)
+        def __init__(self, numbers, regexps):
+            built.append((threading.current_thread() is adder, len(numbers)))
+            super().__init__(numbers, regexps)
 
     monkeypatch.setattr(pattern_sets, "_Set", Counted)
     matcher = Matcher(engine="native")
@@ -123,8 +123,49 @@ def test_removed_patterns_leave_the_sets():
 
     assert patterns.search("k-3950z", 0) == [3950]
     assert patterns.search("k-3950z", 3951) == []
-    assert sum(len(part.group) for part in patterns.sets) < 2200
+    assert sum(len(part.numbers) for part in patterns.sets) < 2200
     assert patterns.bytes < before / 2
+
+
+def test_removing_patterns_one_by_one_costs_little_each(monkeypatch):
+    """No removal numbers many patterns anew; what is left is found, by values that were searched before too."""
+    changes = [0]
+
+    def counted(self, node, number, text, change=pattern_sets.PatternSets.change):
+        changes[0] += 1
+        change(self, node, number, text)
+
+    monkeypatch.setattr(pattern_sets.PatternSets, "change", counted)
+    matcher = Matcher(engine="native")
+    filters = [parse({"regexp": {"t": f"^k.*{i}z"}}, "koncorde") for i in range(3000)]
+    matcher.add_many(filters)
+    events = [{"t": f"k-{i}z"} for i in (7, 117, 1500, 2999)]
+    for keep in (range(0, 3000, 7), range(0, 3000, 49), range(0)):
+        kept = {filters[i].id for i in keep}
+        for filter_ in filters:
+            if filter_.id in kept or filter_.id not in matcher:
+                continue
+            changes[0] = 0
+            assert matcher.remove(filter_.id)
+            assert changes[0] <= 5
+        for event in events:
+            wanted = {f.id for f in filters if f.id in kept and f.matches(event)}
+            assert set(matcher.match(event)) == wanted
+    matcher.add_many(filters[:50])
+    assert set(matcher.match({"t": "k-7z"})) == {filters[7].id}
+
+
+def test_more_texts_than_are_remembered():
+    """Patterns are found in texts that were forgotten for others, and in both texts of one event."""
+    matcher = Matcher(engine="native")
+    filters = [parse({"regexp": {name: "^k.*7z"}}, "koncorde") for name in ("t", "u")]
+    matcher.add_many(filters)
+    ids = [filter_.id for filter_ in filters]
+    events = [b'{"t": "k-%dz", "u": "k-%dz"}' % (i, i + 1) for i in range(70_000)]
+    for part in (events, events[:500], events[-500:]):
+        for event, found in zip(part, matcher.match_many(part), strict=True):
+            first, second = (value.endswith(b'7z"') for value in event[:-1].split(b", "))
+            assert set(found) == {id_ for id_, hit in zip(ids, (first, second), strict=True) if hit}
 
 
 def test_the_background_ends_with_the_process():

@@ -60,7 +60,9 @@ class PatternSets:
     def change(self, node: int, number: int, text: str | None) -> None:
         """Add the pattern `text` (flags, NUL, pattern); without text remove it, or all for number -1."""
         if number < 0:
-            self._paths.pop(node, None)
+            dropped = self._paths.pop(node, None)
+            if dropped is not None:
+                dropped.clear()
         elif text is not None:
             flags, _, pattern = text.partition("\0")
             self._paths.setdefault(node, PathPatterns()).add(number, Regexp(pattern, flags))
@@ -87,6 +89,7 @@ class PathPatterns:
         self.fresh: list[int] = []  # ascending, all above those in the sets
         self.texts: dict[str, frozenset[int]] = {}  # results for recent texts
         self.removed = 0  # numbers that sets or `fresh` still contain
+        self._fresh_chars = 0
         self._programs: dict[int, Any] = {}  # of the fresh ones: no cache may drop them
         self._lock = threading.Lock()  # of `sets` and `fresh`
 
@@ -97,9 +100,9 @@ class PathPatterns:
         program = compiled(regexp)
         with self._lock:
             self.fresh = [*self.fresh, number]
+            self._fresh_chars += len(regexp.pattern)
             self._programs[number] = program
-        chars = sum(len(self.patterns[n].pattern) for n in self.fresh if n in self.patterns)
-        if len(self.fresh) >= FRESH_MAX or chars >= FRESH_CHARS_MAX:
+        if len(self.fresh) >= FRESH_MAX or self._fresh_chars >= FRESH_CHARS_MAX:
             self._gather()
 
     def remove(self, number: int) -> None:
@@ -107,6 +110,15 @@ class PathPatterns:
         with self._lock:
             self.removed += self.patterns.pop(number, None) is not None
         if self.removed > len(self.patterns) + SET_PATTERNS_MAX:
+            _BUILDER.submit(self)
+
+    def clear(self) -> None:
+        """Drop all patterns; sets are freed in the background, which takes milliseconds."""
+        with self._lock:
+            self.removed = len(self.patterns) + SET_PATTERNS_MAX + 1
+            self.patterns, self.fresh, self._fresh_chars, self._programs = {}, [], 0, {}
+        self.texts.clear()
+        if self.sets:
             _BUILDER.submit(self)
 
     @property
@@ -146,11 +158,11 @@ class PathPatterns:
 
     def _gather(self) -> None:
         """Put the fresh patterns into a set."""
-        group = [(n, self.patterns[n]) for n in self.fresh if n in self.patterns]
-        made = [_Set(group)] if group else []
+        numbers = [n for n in self.fresh if n in self.patterns]
+        made = [_Set(numbers, [self.patterns[n] for n in numbers])] if numbers else []
         with self._lock:
             self.sets = [*self.sets, *made]
-            self.fresh, self._programs = [], {}
+            self.fresh, self._fresh_chars, self._programs = [], 0, {}
         if _mergeable(self.sets):
             _BUILDER.submit(self)
 
@@ -158,13 +170,12 @@ class PathPatterns:
         """Merge some sets, or leave removed patterns out of all; return False if nothing is to do."""
         with self._lock:
             sets, patterns = self.sets, self.patterns
-            anew = self.removed > len(patterns) + SET_PATTERNS_MAX
+            anew = not patterns or self.removed > len(patterns) + SET_PATTERNS_MAX
             chosen = sets if anew else _mergeable(sets)
             if not chosen:
                 return False
             removed = self.removed if anew else 0
-        found = [(n, patterns.get(n)) for part in chosen for n in part.numbers]
-        made = _sets_of([(number, regexp) for number, regexp in found if regexp is not None])
+        made = _sets_of(patterns, [n for part in chosen for n in part.numbers])
         with self._lock:
             # Meanwhile sets were only appended.
             first = self.sets.index(chosen[0])
@@ -180,25 +191,26 @@ class PathPatterns:
 
 
 class _Set:
-    def __init__(self, group: list[tuple[int, Regexp]]) -> None:
+    # Two lists and no pairs: fewer objects for Python's garbage collector to visit.
+    def __init__(self, numbers: list[int], regexps: list[Regexp]) -> None:
         import re2  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra, present where patterns were parsed
 
-        self.group = group
-        self.numbers = [number for number, _ in group]
-        self.last = self.numbers[-1]
-        self.chars = sum(len(regexp.pattern) for _, regexp in group)
+        self.numbers = numbers
+        self.regexps = regexps
+        self.last = numbers[-1]
+        self.chars = sum(len(regexp.pattern) for regexp in regexps)
         options = re2.Options()
         options.log_errors = False
         options.never_capture = True
         options.max_mem = SET_MEMORY_MAX
         self._set: Any = re2.Set.SearchSet(options)
         try:
-            for at, (_, regexp) in enumerate(group):
-                if at % FRESH_MAX == FRESH_MAX - 1 and len(group) > FRESH_MAX:
+            for at, regexp in enumerate(regexps):
+                if at % FRESH_MAX == FRESH_MAX - 1 and len(regexps) > FRESH_MAX:
                     time.sleep(YIELD_S)
                 pattern = well_formed(regexp.pattern)
                 self._set.Add(f"(?{regexp.flags}){pattern}" if regexp.flags else pattern)
-            self._always = len(group)
+            self._always = len(regexps)
             self._set.Add("")
             self._set.Compile()  # without the GIL
         except re2.error:
@@ -207,13 +219,14 @@ class _Set:
     @property
     def level(self) -> int:
         """Return its size in steps of four; sets of the last level are not merged."""
-        size = max(len(self.group), self.chars * SET_PATTERNS_MAX // SET_CHARS_MAX)
+        size = max(len(self.numbers), self.chars * SET_PATTERNS_MAX // SET_CHARS_MAX)
         return sum(size > SET_PATTERNS_MAX >> bits for bits in (4, 2, 1))
 
     def search(self, text: str) -> list[int]:
         found = self._set.Match(text) if self._set is not None else []
         if self._set is None or self._always not in found:
-            return [number for number, regexp in self.group if found_in(regexp, text)]
+            pairs = zip(self.numbers, self.regexps, strict=True)
+            return [number for number, regexp in pairs if found_in(regexp, text)]
         return [self.numbers[i] for i in found if i != self._always]
 
 
@@ -222,12 +235,12 @@ def _mergeable(sets: list[_Set]) -> list[_Set]:
     run: list[_Set] = []
     patterns = chars = 0
     for part in reversed(sets):
-        patterns, chars = patterns + len(part.group), chars + part.chars
+        patterns, chars = patterns + len(part.numbers), chars + part.chars
         fits = patterns <= SET_PATTERNS_MAX and chars <= SET_CHARS_MAX
         if run and (part.level != run[0].level or not fits):
             if _enough(run):
                 break
-            run, patterns, chars = [], len(part.group), part.chars
+            run, patterns, chars = [], len(part.numbers), part.chars
         run.append(part)
     return run[::-1] if _enough(run) else []
 
@@ -237,18 +250,23 @@ def _enough(run: list[_Set]) -> bool:
     return bool(run) and len(run) >= (MERGED_MIN, MERGED_MIN, 2, SET_PATTERNS_MAX)[run[0].level]
 
 
-def _sets_of(group: list[tuple[int, Regexp]]) -> list[_Set]:
+def _sets_of(patterns: dict[int, Regexp], numbers: list[int]) -> list[_Set]:
+    """Return sets of those numbers that have a pattern still."""
     made: list[_Set] = []
-    part: list[tuple[int, Regexp]] = []
+    part: tuple[list[int], list[Regexp]] = ([], [])
     chars = 0
-    for number, regexp in group:
+    for number in numbers:
+        regexp = patterns.get(number)
+        if regexp is None:
+            continue
         size = len(regexp.pattern)
-        if part and (len(part) == SET_PATTERNS_MAX or chars + size > SET_CHARS_MAX):
-            made.append(_Set(part))
-            part, chars = [], 0
-        part.append((number, regexp))
+        if part[0] and (len(part[0]) == SET_PATTERNS_MAX or chars + size > SET_CHARS_MAX):
+            made.append(_Set(*part))
+            part, chars = ([], []), 0
+        part[0].append(number)
+        part[1].append(regexp)
         chars += size
-    return [*made, _Set(part)] if part else made
+    return [*made, _Set(*part)] if part[0] else made
 
 
 class _Builder:
