@@ -15,6 +15,7 @@ from virta.filters import parse
 from virta.hub.delivery import Delivery
 from virta.views import live_table, live_views
 from virta.views.limits import ViewLimits
+from virta.views.live_table import LiveTable
 from virta.views.live_views import LiveViews
 from virta.views.tables import table_file
 from virta.views.tables.passes import MembershipPass, ResumePass
@@ -383,6 +384,60 @@ class TestUpkeep:
             assert stack.views.statistics()["unkeyed"] == 1
 
         run(scenario, tmp_path, view_linger_s=0.0, view_idle_s=0.0)
+
+    def test_a_table_that_somebody_opens_stays(self, tmp_path, monkeypatch):
+        """Upkeep runs when the table is built and who asked for it has not gone on."""
+
+        async def scenario(stack):
+            build = stack.views._build
+
+            async def build_and_keep(*arguments):
+                live = await build(*arguments)
+                await stack.views._keep_once()
+                return live
+
+            monkeypatch.setattr(stack.views, "_build", build_and_keep)
+            sink, consumer = await stack.connect()
+            await stack.publish(event(1, "a", status="paid"))
+            assert sink.names() == ["snapshot", "live", ("enter", "a")]
+            consumer.close()
+            await stack.views._keep_once()
+            assert not stack.views.channels
+
+        run(scenario, tmp_path, view_linger_s=0.0, view_idle_s=0.0)
+
+    def test_a_filter_that_somebody_resumes_stays(self, tmp_path, monkeypatch):
+        """Upkeep runs while what changed since the position is looked for."""
+        touched = LiveTable.touched
+
+        async def scenario(stack):
+            async def touched_and_keep(live, view, position):
+                await stack.views._keep_once()
+                return await touched(live, view, position)
+
+            await stack.publish(event(1, "a", status="paid"))
+            monkeypatch.setattr(LiveTable, "touched", touched_and_keep)
+            sink, _ = await stack.connect(since=1)
+            await stack.publish(event(2, "b", status="paid"))
+            assert sink.names() == ["live", ("enter", "b")]
+
+        run(scenario, tmp_path, view_linger_s=0.0)
+
+    def test_a_table_that_ends_while_somebody_resumes_is_a_refusal(self, tmp_path, monkeypatch):
+        touched = LiveTable.touched
+
+        async def scenario(stack):
+            async def touched_and_fail(live, view, position):
+                found = await touched(live, view, position)
+                stack.views._drop(live, ViewError("gone", code="internal-failure"))
+                return found
+
+            await stack.publish(event(1, "a", status="paid"))
+            monkeypatch.setattr(LiveTable, "touched", touched_and_fail)
+            with pytest.raises(ViewError, match="gone"):
+                await stack.connect(since=1)
+
+        run(scenario, tmp_path)
 
 
 class TestFailures:

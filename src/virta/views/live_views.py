@@ -5,7 +5,8 @@ All live views of a process, in its event loop.
     open ──► table (built in a thread) ──► pass for new filters (in a thread, in pieces) ──► attach in one step
 
 A table stands from its first view until `view_idle_s` after its last, a filter until `view_linger_s` after its last
-consumer: a consumer that comes back soon needs no pass. Everything that blocks runs in `executor`.
+consumer: a consumer that comes back soon needs no pass. Neither goes while somebody opens it. Everything that blocks
+runs in `executor`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from virta import files
@@ -33,7 +36,7 @@ from virta.views.tables.table_file import (
 from virta.views.view import View, ViewFilter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from concurrent.futures import Executor
     from pathlib import Path
 
@@ -71,6 +74,8 @@ class LiveViews:
         self._executor = executor
         self._directory = directory
         self._tables: dict[tuple[str, KeyRule], asyncio.Future[LiveTable]] = {}
+        # How many are opening a table and have no view of it yet.
+        self._openers: Counter[tuple[str, KeyRule]] = Counter()
         self._upkeep: asyncio.Task[None] | None = None
         self._stopped = False
 
@@ -129,17 +134,29 @@ class LiveViews:
             ViewError: view-unkeyed, view-key-compacted, too-many-rows, too-many-views, no-rows.
         """
         while True:
-            live = await self.table(channel, rule)
-            check_keyed(channel, rule, live.table.keyed, live.table.unkeyed)
-            view = live.views.get(filter_.id)
-            if view is None:
-                self._check_filters()
-                view = live.views[filter_.id] = View(live.table, filter_)
-                live.table.index.add(view)
-            view.unused_since = time.monotonic()
-            await live.complete(view)
+            with self._opening(channel, rule):
+                live = await self.table(channel, rule)
+                check_keyed(channel, rule, live.table.keyed, live.table.unkeyed)
+                view = live.views.get(filter_.id)
+                if view is None:
+                    self._check_filters()
+                    view = live.views[filter_.id] = View(live.table, filter_)
+                    live.table.index.add(view)
+            with _keeping(view):
+                await live.complete(view)
             if live.failure is None and live.views.get(filter_.id) is view:
                 return live, view
+
+    @contextmanager
+    def _opening(self, channel: str, rule: KeyRule) -> Iterator[None]:
+        """Keep a table, which may not stand yet, until a view of it stands."""
+        self._openers[channel, rule] += 1
+        try:
+            yield
+        finally:
+            self._openers[channel, rule] -= 1
+            if not self._openers[channel, rule]:
+                del self._openers[channel, rule]
 
     async def table(self, channel: str, rule: KeyRule) -> LiveTable:
         """Return the table of a channel, built if there is none."""
@@ -199,15 +216,21 @@ class LiveViews:
 
         Args:
             reset: why a position that was given cannot be used, if it cannot.
+
+        Raises:
+            ViewError: the table has ended meanwhile.
         """
         if position is not None and position > self._log.next_offset:
             position, reset = None, UNKNOWN_POSITION
         touched = None
         if position is not None:
-            if position > live.table.position:
-                await self._hub.wait_past(position - 1)
-            touched = await live.touched(view, position)
+            with _keeping(view):
+                if position > live.table.position:
+                    await self._hub.wait_past(position - 1)
+                touched = await live.touched(view, position)
             reset = GAP
+            if live.failure is not None:
+                raise live.failure
         # From here to the end nothing is awaited: a change between would be missed.
         consumer = ViewConsumer(view, sink)
         if position is None or touched is None:
@@ -256,7 +279,7 @@ class LiveViews:
             if live.table.rule.steps:
                 await self._check_key(live)
             for id_, view in list(live.views.items()):
-                if view.consumers:
+                if view.consumers or view.openers:
                     view.unused_since = now
                 elif (
                     now - view.unused_since > self.limits.view_linger_s
@@ -266,11 +289,15 @@ class LiveViews:
                     del live.views[id_]
             if live.views:
                 live.used_at = now
-            idle = now - live.used_at > self.limits.view_idle_s
-            if idle or now - live.saved_at > self.limits.view_save_s:
+            if self._is_idle(live) or now - live.saved_at > self.limits.view_save_s:
                 await self._save(live)
-            if idle and not live.views:
+            if self._is_idle(live):
                 self._remove(live)
+
+    def _is_idle(self, live: LiveTable) -> bool:
+        """Return whether a table may go: nobody has used it for long, and nobody opens it."""
+        opened = live.views or self._openers[live.table.channel, live.table.rule]
+        return not opened and time.monotonic() - live.used_at > self.limits.view_idle_s
 
     async def _check_key(self, live: LiveTable) -> None:
         """End a table with a pointer as key when another process has compacted the log."""
@@ -310,3 +337,14 @@ class LiveViews:
             tables.remove(live)
         if not tables:
             self.channels.pop(table.channel, None)
+
+
+@contextmanager
+def _keeping(view: View) -> Iterator[None]:
+    """Keep a view that has no consumer yet."""
+    view.openers += 1
+    try:
+        yield
+    finally:
+        view.openers -= 1
+        view.unused_since = time.monotonic()

@@ -76,6 +76,7 @@ class View:
         "filter",
         "hits",
         "number",
+        "openers",
         "parts",
         "root",
         "table",
@@ -94,7 +95,8 @@ class View:
         # From this position on the memberships in the ring are right; None until the pass is done.
         self.exact_since: int | None = None
         self.consumers: dict[ViewConsumer, None] = {}
-        self.unused_since = 0.0  # monotonic seconds, while it has no consumer
+        self.openers = 0  # those who wait to become consumers
+        self.unused_since = 0.0  # monotonic seconds, while it has neither
         self.hits: list[ViewFrame] = []
         self.truncated = False  # whether one of the hits says that all rows were removed
 

@@ -132,7 +132,10 @@ class LiveDriver:
             # Aggregates have no history: a resume gets all groups.
             self._fold_ready = self._loop.create_future()
             position, reset = None, ""
-        self.consumer = await self._service.views.attach(live, view, self, position, reset)
+        try:
+            self.consumer = await self._service.views.attach(live, view, self, position, reset)
+        except ViewError as error:
+            raise refusal_of(error) from error
         if self._fold_ready is not None:
             self.pump()
             await self._fold_ready
