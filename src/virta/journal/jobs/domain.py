@@ -106,6 +106,8 @@ class Domain:
         counts, before = self.counts, job.state
         if before != REMOVED:
             counts[before] -= 1
+            if before == READY and self._ready and self._ready[0][3] is job:
+                heappop(self._ready)  # reserved, mostly: `head` would test it once more
         job.state = state
         if state == REMOVED:
             return

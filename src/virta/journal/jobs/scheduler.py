@@ -130,6 +130,8 @@ class Scheduler:
                 return job
             place.offer = item = (job.priority, job.start, job.id, place)
             heapreplace(offers, item)
+            if offers[0] is item:
+                return job
         return None
 
     def wake_up(self, domain: bytes) -> int | None:
