@@ -32,6 +32,7 @@ from virta.log.format.index import Index, parse_index
 from virta.log.format.topic_index import TopicIndex, TopicIndexError
 from virta.log.limits import SEGMENT_HEADER_BYTES
 from virta.tier import manifest as manifests
+from virta.tier.manifest import file_crc
 from virta.tier.remote import RemotePart, RemoteSegment
 from virta.tier.store import CACHE_BYTES_MAX, TierStore
 
@@ -254,7 +255,9 @@ class TierHistory:
         if size >= segment.bytes:
             return False
         rest = self._open_store().read_range(segment.name, size, segment.bytes)
-        if crc32c(rest, _file_crc(path)) != segment.crc:
+        with path.open("rb") as file:
+            crc = file_crc(file)
+        if crc32c(rest, crc) != segment.crc:
             return False  # compacted or repaired since: another file
         _append(path, rest)
         return True
@@ -323,14 +326,6 @@ def _salt(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     return int.from_bytes(head[40:44], "little") if len(head) == SEGMENT_HEADER_BYTES else None
-
-
-def _file_crc(path: Path) -> int:
-    crc = 0
-    with path.open("rb") as file:
-        while data := file.read(1024 * 1024):
-            crc = crc32c(data, crc)
-    return crc
 
 
 def _append(path: Path, data: bytes) -> None:

@@ -12,17 +12,19 @@ The list of segments is long and changes seldom: a manifest without one names th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import msgspec
 
 from virta.errors import TierError
+from virta.log.engine.kernel import crc32c
 
 if TYPE_CHECKING:
     from virta.tier.store import TierStore
 
 VERSION: Final = 1
 FOLDER: Final = "manifest"
+_READ_BYTES: Final = 1024 * 1024
 
 
 class ShippedSegment(msgspec.Struct, frozen=True, array_like=True):
@@ -193,3 +195,12 @@ def find_manifest(store: TierStore) -> TierManifest:
             f"{store.url} has no log; ship one there with virta log ship", code="tier_empty"
         )
     return manifest
+
+
+def file_crc(file: BinaryIO) -> int:
+    """Return the checksum of a whole file, as a manifest has it of a segment."""
+    file.seek(0)
+    crc = 0
+    while data := file.read(_READ_BYTES):
+        crc = crc32c(data, crc)
+    return crc

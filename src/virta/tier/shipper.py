@@ -17,7 +17,7 @@ import time
 import uuid
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -37,7 +37,7 @@ from virta.log.format.index import index_sealed, load_index
 from virta.log.format.segment import Segment, Walk
 from virta.log.upkeep.retention import write_shipped
 from virta.tier import manifest as manifests
-from virta.tier.manifest import ShippedSegment, ShippedTail, TailChunk, TierManifest
+from virta.tier.manifest import ShippedSegment, ShippedTail, TailChunk, TierManifest, file_crc
 from virta.tier.store import CACHE, COPY
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ GARBAGE_INTERVAL_S: Final = 600.0
 CLAIM_ATTEMPTS_MAX: Final = 200
 # After a store failed, it is tried again after these waits.
 RETRY_S, RETRY_S_MAX = 1.0, 60.0
-_READ_BYTES: Final = 1024 * 1024
 
 
 class Shipped(NamedTuple):
@@ -272,7 +271,7 @@ class Shipper:
             following, last_time = _segment_end(segment)
             indexes = _index_files(segment)
             suffixes = tuple(sorted(indexes))
-            salt, crc = segment.header.salt, _file_crc(file)
+            salt, crc = segment.header.salt, file_crc(file)
             entry = ShippedSegment(base, following, signature.bytes, salt, crc, last_time, suffixes)
             if entry != known:
                 for suffix, data in indexes.items():
@@ -440,11 +439,3 @@ def _index_files(segment: Segment) -> dict[str, bytes]:
         with suppress(FileNotFoundError):
             found[suffix] = segment.path.with_suffix(suffix).read_bytes()
     return found
-
-
-def _file_crc(file: BinaryIO) -> int:
-    file.seek(0)
-    crc = 0
-    while data := file.read(_READ_BYTES):
-        crc = crc32c(data, crc)
-    return crc

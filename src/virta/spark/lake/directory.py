@@ -106,9 +106,6 @@ class Lake:
         del content["path"]
         files.write_whole(self.path / DESCRIPTION, json.dumps(content, indent=1).encode() + b"\n")
 
-    def table_of(self, topic: str) -> str:
-        return table_name(topic) if topic in self.types else EVENTS
-
     def table_names(self) -> dict[str, str | None]:
         """Return the tables that a lake may have, with the topic of those that have a type."""
         return {EVENTS: None, **{table_name(topic): topic for topic in self.types}}
