@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 import pyspark
-from maven_jars import connector_jars
+from maven_jars import connector_jars, is_on_central
 from spark_logs import fill, read_log
 
 from virta.spark.connectors import COORDINATES, missing_connector, spark_version
@@ -39,6 +40,15 @@ def test_coordinates_are_those_of_the_docs():
     for name, known in COORDINATES.items():
         expected = known.get(spark_version(), "Maven Central has it for Spark")
         assert expected in missing_connector(name)
+
+
+def test_coordinates_exist_on_maven_central():
+    """All coordinates that the documentation names can be downloaded."""
+    text = "".join(path.read_text() for path in (REPOSITORY / "docs").glob("*.md"))
+    named = set(re.findall(r"\b(?:org|io|com)\.[a-z.]+:[\w.-]+:[\d.]+\d", text))
+
+    assert {one for known in COORDINATES.values() for one in known.values()} <= named
+    assert [one for one in sorted(named) if not is_on_central(one)] == []
 
 
 def test_lag_of_kafka():
