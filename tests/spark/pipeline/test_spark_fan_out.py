@@ -168,11 +168,6 @@ def check_consumer(path):
     """The log knows the position of the finished run, and keeps what it has not read."""
     with virta.open(path) as log:
         (consumer,) = log.consumers()
-        if (
-            not HAS_READ_LIMITS
-        ):  # Spark 4.1 does not tell a source of its last micro-batch; the next run stores it
-            assert (consumer.name, consumer.position) == ("pipeline.many", 0)
-            return
         assert (consumer.name, consumer.position, consumer.lag) == ("pipeline.many", 252, 0)
         read = log.retain(consumed=True)
         assert read.records > 0

@@ -23,9 +23,6 @@ from virta.spark.pipeline.status import read_status, run_status, write_status
 from virta.spark.versions import HAS_READ_LIMITS
 
 pytestmark = pytest.mark.slow
-needs_offsets = pytest.mark.skipif(
-    not HAS_READ_LIMITS, reason="Spark 4.1 does not report the offsets of a micro-batch"
-)
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 BATCH = 25
@@ -65,7 +62,7 @@ repeats = "dead-letter"
 """
 
 
-def fill(path, count, seed, first=0):
+def make_events(count, seed, first=0):
     """Events whose times run ahead, but some come far behind, some again, and some have no time."""
     rng = random.Random(seed)
     events = []
@@ -79,18 +76,42 @@ def fill(path, count, seed, first=0):
         if events and rng.random() < 0.15:
             made = rng.choice(events[-30:])
         events.append(made)
+    return events
+
+
+def append(path, events):
     with virta.open(path) as log:
         for made in events:
             log.append("t", "", json.dumps(made).encode())
+
+
+def fill(path, count, seed, first=0):
+    events = make_events(count, seed, first)
+    append(path, events)
     return events
+
+
+def run_in_batches(spark, pipeline, path, events):
+    """
+    Run a pipeline over events in micro-batches of BATCH; return the number of events and the status of each run.
+
+    Spark 4.1 reads all there is in one micro-batch, so there each of them is a run.
+    """
+    size = len(events) if HAS_READ_LIMITS else BATCH
+    runs = []
+    for first in range(0, len(events), size):
+        append(path, events[first : first + size])
+        runs.append((size, run(spark, pipeline)))
+    return runs
 
 
 def micro_batches(runs):
     """Ranges of offsets; a run ends with an empty micro-batch, which only moves the watermark."""
     first = 0
     for count in runs:
-        for begin in range(first, first + count, BATCH):
-            yield range(begin, min(begin + BATCH, first + count))
+        size = BATCH if HAS_READ_LIMITS else count
+        for begin in range(first, first + count, size):
+            yield range(begin, min(begin + size, first + count))
         first += count
         yield range(0)
 
@@ -132,17 +153,16 @@ def kinds(letters):
     return found
 
 
-@needs_offsets
 def test_late_rows_of_windows(spark, tmp_path, monkeypatch):
     """Late rows and rows without a time are dead letters, once, also after crashes; windows have all the others."""
     text = TEXT.format(
         steps=WINDOWS.replace("{slide}", ""), dead="channel", place='log = "dead"\ntopic = "dead"'
     )
     pipeline = loads(text, directory=str(tmp_path))
-    events = fill(tmp_path / "log", 100, seed=3)
+    events = make_events(100, seed=3)
     with monkeypatch.context() as patch:  # killed before it has processed what it dropped
         patch.setattr(DroppedRows, "catch_up", lambda *_: 0)
-        run(spark, pipeline)
+        runs = run_in_batches(spark, pipeline, tmp_path / "log", events)
     # And before the report of the last micro-batch: where the next one begins is not in the account.
     account = tmp_path / ".virta" / "pipelines" / "dropped" / ACCOUNT
     kept = json.loads(account.read_text())
@@ -153,7 +173,7 @@ def test_late_rows_of_windows(spark, tmp_path, monkeypatch):
     account.write_text(json.dumps(kept))  # killed before the account was stored: all is found again
     run(spark, pipeline)
 
-    late, _, untimed = expected(events, window_end, [100, 50])
+    late, _, untimed = expected(events, window_end, [*(count for count, _ in runs), 50])
     found = kinds(json.loads(r.value)["data"] for r in read_log(tmp_path / "dead"))
 
     assert sorted(found["too late"]) == sorted(late)
@@ -173,7 +193,6 @@ def is_idle_before(spark, number):
     )
 
 
-@needs_offsets
 def test_rows_after_an_idle_time(spark, tmp_path):
     """
     An idle query reports under the number of the micro-batch to come: that one is counted all the same, its late
@@ -214,7 +233,6 @@ def test_rows_after_an_idle_time(spark, tmp_path):
     assert len(late_offsets(tmp_path)) > len(found)
 
 
-@needs_offsets
 def test_reports_do_not_wait_for_dropped_rows(spark, tmp_path, monkeypatch):
     """After a crash the status is that of the new run at once, while it still finds what the last one dropped."""
     place = 'log = "dead"\ntopic = "dead"'
@@ -249,16 +267,16 @@ def late_offsets(path):
     return sorted(kinds(letters).get("too late", []))
 
 
-@needs_offsets
 def test_repeats_and_late_rows_of_a_deduplication(spark, tmp_path):
     """A pipeline that asks for it has repeats among its dead letters, in Parquet; what goes on is the rest."""
     text = TEXT.format(steps=DEDUPE, dead="parquet", place='path = "dead"')
     pipeline = loads(text, directory=str(tmp_path))
-    events = fill(tmp_path / "log", 100, seed=6)
+    events = make_events(100, seed=6)
 
-    status = run(spark, pipeline)
+    runs = run_in_batches(spark, pipeline, tmp_path / "log", events)
 
-    late, repeats, untimed = expected(events, lambda at: at, [100], dedupe=True)
+    sizes = [count for count, _ in runs]
+    late, repeats, untimed = expected(events, lambda at: at, sizes, dedupe=True)
     rows = spark.read.parquet(str(tmp_path / "dead")).collect()
     found = kinds({"reason": r.reason, "offset": r.offset} for r in rows)
     # Of copies within one micro-batch Spark may keep another than the first: they are equal.
@@ -269,7 +287,7 @@ def test_repeats_and_late_rows_of_a_deduplication(spark, tmp_path):
     passed = [json.loads(r.value)["id"] for r in read_log(tmp_path / "out")]
     kept = [events[i]["id"] for i in range(len(events)) if i not in late | repeats | untimed]
     assert sorted(passed) == sorted(kept)
-    assert status["queries"]["query"]["repeats"] == len(repeats) > 5
+    assert sum(status["queries"]["query"]["repeats"] for _, status in runs) == len(repeats) > 5
 
 
 @pytest.mark.parametrize("text", ['slide = "1 minute"', 'session = "3 minutes"'])

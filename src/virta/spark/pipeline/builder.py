@@ -25,7 +25,6 @@ from virta.spark.pipeline.errors import located
 from virta.spark.pipeline.outputs import LARGE_BYTES, makes_events, too_large
 from virta.spark.pipeline.status import is_remote
 from virta.spark.schemas import EVENT, RECORD
-from virta.spark.versions import HAS_READ_LIMITS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -89,7 +88,6 @@ def can_follow(pipeline: Pipeline) -> bool:
         and is_stateful(pipeline)
         and pipeline.source.format == "virta"
         and not is_remote(pipeline)
-        and HAS_READ_LIMITS  # Spark 4.1 does not report the offsets of a micro-batch
     )
 
 

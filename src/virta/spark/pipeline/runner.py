@@ -46,7 +46,10 @@ JVM_ENDED = (
     "Spark's JVM has ended: it was killed, or had no memory left; a new run goes on from here"
 )
 POLL_SECONDS = 0.5
-STOP_SECONDS_MAX = 5.0  # for rows that were dropped before a stop; the next run finds the rest
+STOP_SECONDS_MAX = (
+    5.0  # for rows that were dropped before a stop, and the position; the next run does the rest
+)
+POSITION_SECONDS = 0.1
 # Only the report of a micro-batch that ran has this duration. An idle query reports too, every ten seconds, under
 # the number of the next micro-batch, which is still to be counted.
 EXECUTED = "addBatch"
@@ -131,6 +134,7 @@ class PipelineRun:
             self._collect()
             failed = self._failure()
             self._finish_catching_up(stopping)
+            self._store_position()
         except JVM_ERRORS as error:
             # A signal to the whole process group, as service managers send it, ends the JVM as well.
             if not stopping():
@@ -228,6 +232,23 @@ class PipelineRun:
             if self._catching_up is not None:
                 wait([self._catching_up], POLL_SECONDS)
 
+    def _store_position(self) -> None:
+        """
+        Store in the log where the next run begins.
+
+        Spark 4.1 does not tell a source of the commit of its last micro-batch; and the source, in a process of
+        its own, keeps the consumer for a moment after the query has ended.
+        """
+        name, log, offset = self._consumer, self._pipeline.source.log, self._first.offset
+        if name is None or log is None or offset is None:
+            return
+        path = Path(self._pipeline.path(log))
+        deadline = time.monotonic() + STOP_SECONDS_MAX
+        while (position_of(path, name) or 0) < offset and time.monotonic() < deadline:
+            if move_consumer(self._pipeline, name, offset) is None:
+                return
+            time.sleep(POSITION_SECONDS)
+
     def _failure(self) -> tuple[str, BaseException] | None:
         for name, query in self._queries.items():
             error = query.exception()
@@ -261,17 +282,27 @@ def find_consumer(pipeline: Pipeline) -> str | None:
     if pipeline.source.format != "virta" or log is None or "://" in pipeline.path(log):
         return None
     name = f"pipeline.{pipeline.name}"
-    path = pipeline.path(log)
+    return name if move_consumer(pipeline, name, 0) is not None else None
+
+
+def move_consumer(pipeline: Pipeline, name: str, offset: int) -> int | None:
+    """
+    Move a consumer of the pipeline's log forward to an offset, unless another process owns it now.
+
+    Returns the position before, None if the log cannot store one.
+    """
+    assert pipeline.source.log is not None
+    path = pipeline.path(pipeline.source.log)
+    topics = [topic.encode() for topic in pipeline.source.topics] or None
     try:
-        store = StreamPosition(
-            path, name, [topic.encode() for topic in pipeline.source.topics] or None
-        )
-        store.move(position_of(Path(path), name) or 0)
+        at = position_of(Path(path), name) or 0
+        store = StreamPosition(path, name, topics)
+        store.move(max(at, offset))
         store.close()
     except (VirtaError, OSError) as error:
         logger.warning("the log does not store the position of %s: %s", pipeline.name, error)
         return None
-    return name
+    return at
 
 
 class QueryCounter:
