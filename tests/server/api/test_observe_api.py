@@ -247,6 +247,7 @@ def test_health_and_verify(server):
     assert states == sorted(states)
     assert found["state"] == found["checks"][0]["state"]
     assert found["segments"][0]["nextOffset"] > 0
+    assert found["segmentsTotal"] == len(found["segments"]) == 1
     assert found["versions"]["virta"]
     assert server.request("POST", "/health/verify").json["ok"] is True
 

@@ -24,7 +24,7 @@ export default async function health(root) {
       state.replaceChildren(pill(...WORD[found.state]));
       checks.replaceChildren(...found.checks.map((c) => h("li", {}, mark(c.state), h("span", {}, c.text), h("span", { class: "faint" }, c.name))));
       rows.replaceChildren(...found.segments.map((s) => h("tr", {}, h("td", {}, int(s.baseOffset)), h("td", { class: "num hide-xs" }, int(s.nextOffset - s.baseOffset)), h("td", { class: "num" }, bytes(s.bytes)), h("td", { class: "hide-s muted", title: s.created }, `${since(s.created)} ago`.replace("now ago", "now")), h("td", { class: "hide-s muted", title: s.lastTime }, s.nextOffset > s.baseOffset ? `${since(s.lastTime)} ago`.replace("now ago", "now") : "none"), h("td", {}, s.sealed ? pill("ring", s.compacted ? "Compacted" : "Sealed") : pill("good", "Active")))));
-      number.textContent = found.segments_total > found.segments.length ? `newest ${found.segments.length} of ${int(found.segments_total)}` : int(found.segments_total);
+      number.textContent = found.segmentsTotal > found.segments.length ? `newest ${found.segments.length} of ${int(found.segmentsTotal)}` : int(found.segmentsTotal);
       tier.hidden = !found.tier;
       if (found.tier) tierState.replaceChildren(pill(...(found.tier.problem ? ["bad sq", "Failing"] : found.tier.pendingRecords ? ["warn half", "Behind"] : ["good", "Up to date"])));
       if (found.tier) tierFacts.replaceChildren(kv([["Store", h("code", {}, found.tier.url)], ["Shipped up to offset", int(found.tier.shippedOffset)], ["Not shipped yet", found.tier.pendingRecords ? `${plural(found.tier.pendingRecords, "record")}, about ${bytes(found.tier.pendingBytes)}` : "none"], ["Last error", found.tier.problem ?? "none"]]));

@@ -190,7 +190,7 @@ class TierView(Struct, rename="camel"):
     problem: str | None
 
 
-class HealthView(Struct):
+class HealthView(Struct, rename="camel"):
     state: CheckState
     checks: list[HealthCheck]
     segments: list[SegmentView]
