@@ -232,7 +232,7 @@ SETTINGS: tuple[Setting, ...] = (
     _list("cdc", None,
           help="Databases to capture beside the server, separated by commas: [NAME=]sqlite:FILE or [NAME=]postgresql://…"),
     _number("pipeline_failures_max", 5, 1, 1000,
-            help="Failures within --pipeline-failure-window-ms after which a pipeline is left alone."),
+            help="Failures within --pipeline-failure-window-ms after which a pipeline is not started again."),
     _number("pipeline_failure_window_ms", 600_000, 1000, INT_MAX,
             help="How long a failure is remembered."),
     _number("pipeline_backoff_ms", 1000, 1, 60_000,
