@@ -14,7 +14,7 @@ parser (`virta.server.http.connection`), which gives the same responses.
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from virta.errors import LogError, RequestError
 from virta.hub.event_batch import EventBatch
@@ -149,14 +149,8 @@ class FastInput:
 Arrived = tuple[FastInput, KnownHead, bytes, float]
 # The connection that waits for a response, its times, what it publishes, and its head.
 Waiting = tuple[FastInput, Times, "Part", KnownHead]
-
-
-class LimitedPublications(NamedTuple):
-    """The publications of one turn that one row filter limits."""
-
-    row_filter: Filter
-    waiting: list[Waiting]
-    events: list[Delivery]  # of those with one event
+# A row filter, and events of one turn that it limits: filters are equal in other dialects, too, so they go by `id()`.
+Limited = tuple["Filter", "list[Delivery]"]
 
 
 class FastPublisher:
@@ -186,10 +180,10 @@ class FastPublisher:
 
     def _read_arrived(
         self, arrived: list[Arrived], began: float
-    ) -> tuple[list[Waiting], dict[int, LimitedPublications]]:
-        """Read what has arrived, refuse what is invalid; return the rest, and what of it row filters limit."""
+    ) -> tuple[list[Waiting], dict[int, Limited]]:
+        """Read what has arrived, refuse what is invalid; return the rest, and events to check by row filter."""
         waiting: list[Waiting] = []
-        by_filter: dict[int, LimitedPublications] = {}
+        by_filter: dict[int, Limited] = {}
         now, rates_limited = self._service.now, self._service.auth.is_rate_limited
         head: KnownHead | None = None
         for input_, known, data, since in arrived:
@@ -198,7 +192,10 @@ class FastPublisher:
                 size, start, channel, _, mode, _, access = known
                 is_small = mode is STRUCTURED and size < TIMED_BYTES
                 checked = access is not None and (rates_limited or access.principal.expires <= now)
-                limited = None if access is None else _limited(by_filter, access.row_filter)
+                row_filter = None if access is None else access.row_filter
+                if row_filter is not None:
+                    limited = by_filter.setdefault(id(row_filter), (row_filter, []))
+                    check_later = limited[1].append
             read_ms = _elapsed_ms(since, began) if since else 0
             parse_ms = 0
             try:
@@ -209,34 +206,37 @@ class FastPublisher:
                     part, parse_ms = self._read(known, data)
                 if checked:
                     self._check_access(known, input_)
+                if row_filter is not None:
+                    if is_small:
+                        check_later(event)
+                    else:
+                        check_row_filter(row_filter, part)
             except Exception as error:  # noqa: BLE001
                 self._refuse(input_, error, read_ms)
                 continue
-            one = (input_, (read_ms, parse_ms), part, known)
-            waiting.append(one)
-            if limited is not None:
-                _, limited_waiting, limited_events = limited
-                limited_waiting.append(one)
-                if is_small:
-                    limited_events.append(event)
+            waiting.append((input_, (read_ms, parse_ms), part, known))
         return waiting, by_filter
 
-    def _check_rows(
-        self, waiting: list[Waiting], by_filter: dict[int, LimitedPublications]
-    ) -> list[Waiting]:
+    def _check_rows(self, waiting: list[Waiting], by_filter: dict[int, Limited]) -> list[Waiting]:
         """Refuse publications that their publisher's row filter excludes; return the others."""
-        refused: set[int] = set()
-        for row_filter, limited, events in by_filter.values():
-            # One call of the matcher for all events under one filter, which almost always hold it.
-            if len(events) == len(limited) and all_satisfy(row_filter, events):
-                continue
-            for input_, (read_ms, _), part, _ in limited:
-                try:
+        # One call of the matcher for all events under one filter, which almost always hold it.
+        excluding = {
+            key for key, (one, events) in by_filter.items() if not all_satisfy(one, events)
+        }
+        if not excluding:
+            return waiting
+        passed = []
+        for one in waiting:
+            input_, (read_ms, _), part, (*_, access) = one
+            row_filter = None if access is None else access.row_filter
+            try:
+                if row_filter is not None and id(row_filter) in excluding:
                     check_row_filter(row_filter, part)
-                except RequestError as error:
-                    self._refuse(input_, error, read_ms)
-                    refused.add(id(input_))
-        return [one for one in waiting if id(one[0]) not in refused] if refused else waiting
+            except RequestError as error:
+                self._refuse(input_, error, read_ms)
+            else:
+                passed.append(one)
+        return passed
 
     def _publish(self, read: list[Waiting]) -> None:
         """Give publications to the publisher, in runs up to the limits; refuse what is beyond its capacity."""
@@ -297,15 +297,6 @@ class FastPublisher:
             self._service.logger.error("request_failed", exc_info=error)
             error = RequestError(500, "internal-failure")
         input_.refuse(error, self._service.responder.timings(read_ms))
-
-
-def _limited(
-    by_filter: dict[int, LimitedPublications], row_filter: Filter | None
-) -> LimitedPublications | None:
-    """Return where publications under a row filter are collected; None if there is no filter."""
-    if row_filter is None:
-        return None
-    return by_filter.setdefault(id(row_filter), LimitedPublications(row_filter, [], []))
 
 
 def _elapsed_ms(since: float, now: float) -> int:
