@@ -27,8 +27,8 @@ constexpr size_t kSourceBytesMax = 16384;  // of a source: CESQL's own limit, th
 constexpr size_t kSourcePartsMax = 64;  // of one conjunction or disjunction: joining compares each with each
 constexpr size_t kSourceTermsMax = 64;  // conjunctions of a filter, as in virta.filters.limits
 constexpr int kSourceDepthMax = 16;
-constexpr size_t kSourcePathsMax = 1 << 16;       // remembered paths; then all are forgotten
-constexpr size_t kSourcePatternsMax = 1 << 13;    // remembered regular expressions, as paths, and
+constexpr size_t kSourcePathsMax = 1 << 14;       // remembered paths
+constexpr size_t kSourcePatternsMax = 1 << 13;    // remembered regular expressions, and
 constexpr size_t kSourcePatternBytesMax = 256;    // the longest of them
 constexpr double kExactMax = 9007199254740992.0;  // doubles represent every integer up to here
 
@@ -97,6 +97,29 @@ struct SourceForm {
     SourceBounds bounds;               // of a range
 };
 
+// Values by text. When it is full the oldest goes: to drop or rehash all at once would take milliseconds.
+template <class Value>
+class Remembered {
+  public:
+    explicit Remembered(size_t size_max) : size_max_(size_max) { values_.reserve(size_max); }
+    const Value* find(const std::string& key) const {
+        const auto found = values_.find(key);
+        return found == values_.end() ? nullptr : &found->second;
+    }
+    void put(const std::string& key, const Value& value) {
+        if (!values_.emplace(key, value).second) return;
+        if (order_.size() < size_max_) return order_.push_back(key);
+        values_.erase(order_[oldest_]);
+        order_[oldest_] = key;
+        oldest_ = (oldest_ + 1) % size_max_;
+    }
+
+  private:
+    size_t size_max_, oldest_ = 0;
+    std::unordered_map<std::string, Value> values_;
+    std::vector<std::string> order_;
+};
+
 class Sources;
 
 // Makes literals; `form` is what it was given and nothing else.
@@ -145,8 +168,8 @@ class Sources {
     PyObject* path_;
     PyObject* pattern_;
     PyObject* leaf_;
-    std::unordered_map<std::string, PathRef> known_;
-    std::unordered_map<std::string, PatternRef> patterns_;
+    Remembered<PathRef> paths_{kSourcePathsMax};
+    Remembered<PatternRef> patterns_{kSourcePatternsMax};
 };
 
 // Keeps an object alive while a callback may run: another thread might change the source meanwhile.

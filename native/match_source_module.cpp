@@ -24,8 +24,7 @@ bool read_path(PyObject* answer, SourcePath& out) {
 PathRef Sources::path(char kind, Text name) {
     std::string key(1, kind);
     key += name;
-    const auto found = known_.find(key);
-    if (found != known_.end()) return found->second;
+    if (const PathRef* known = paths_.find(key)) return *known;
     PyObject* answer = PyObject_CallFunction(path_, "s#s#", &kind, Py_ssize_t{1}, name.data(),
                                              static_cast<Py_ssize_t>(name.size()));
     if (!answer) return nullptr;
@@ -33,9 +32,8 @@ PathRef Sources::path(char kind, Text name) {
     const bool usable = read_path(answer, *path);
     Py_DECREF(answer);
     if (PyErr_Occurred()) return nullptr;
-    if (known_.size() >= kSourcePathsMax) known_.clear();
     PathRef result = usable ? PathRef(path) : PathRef();
-    known_[key] = result;
+    paths_.put(key, result);
     return result;
 }
 
@@ -45,8 +43,8 @@ PatternRef Sources::pattern(Text pattern, Text flags) {
     key += '\0';
     key += pattern;
     const bool remembered = key.size() <= kSourcePatternBytesMax;
-    const auto known = remembered ? patterns_.find(key) : patterns_.end();
-    if (known != patterns_.end()) return known->second;
+    const PatternRef* known = remembered ? patterns_.find(key) : nullptr;
+    if (known) return *known;
     PyObject* answer =
         PyObject_CallFunction(pattern_, "s#s#", pattern.data(), static_cast<Py_ssize_t>(pattern.size()),
                               flags.data(), static_cast<Py_ssize_t>(flags.size()));
@@ -63,9 +61,7 @@ PatternRef Sources::pattern(Text pattern, Text flags) {
     }
     Py_DECREF(answer);
     if (PyErr_Occurred()) return nullptr;
-    if (!remembered) return result;
-    if (patterns_.size() >= kSourcePatternsMax) patterns_.clear();
-    patterns_[key] = result;
+    if (remembered) patterns_.put(key, result);
     return result;
 }
 

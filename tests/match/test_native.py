@@ -88,9 +88,9 @@ def test_patterns_are_compiled_when_they_are_added(monkeypatch):
     adder, built = threading.current_thread(), []
 
     class Counted(pattern_sets._Set):
-        def __init__(self, numbers, regexps):
+        def __init__(self, numbers, texts):
             built.append((threading.current_thread() is adder, len(numbers)))
-            super().__init__(numbers, regexps)
+            super().__init__(numbers, texts)
 
     monkeypatch.setattr(pattern_sets, "_Set", Counted)
     matcher = Matcher(engine="native")

@@ -33,9 +33,15 @@ def search(regexp: Regexp, text: str) -> bool:
         return compiled(regexp).search(well_formed(text)) is not None
 
 
-@lru_cache(maxsize=COMPILED_MAX)
 def compiled(regexp: Regexp) -> Any:
     """Return the RE2 program; raise FilterError with RE2's message if the pattern is invalid."""
+    return _compiled(f"{regexp.flags}\0{regexp.pattern}")
+
+
+# By text: Python's garbage collector does not visit such keys.
+@lru_cache(maxsize=COMPILED_MAX)
+def _compiled(text: str) -> Any:
+    flags, _, pattern = text.partition("\0")
     try:
         import re2  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra; only filters with patterns need it
     except ImportError as exc:
@@ -47,12 +53,12 @@ def compiled(regexp: Regexp) -> Any:
     options.log_errors = False
     options.never_capture = True
     options.max_mem = REGEXP_MEMORY_MAX
-    options.case_sensitive = "i" not in regexp.flags
-    options.dot_nl = "s" in regexp.flags
-    pattern = well_formed(regexp.pattern)
+    options.case_sensitive = "i" not in flags
+    options.dot_nl = "s" in flags
+    pattern = well_formed(pattern)
     try:
         # RE2's option for this flag works only in POSIX syntax.
-        return re2.compile(f"(?m){pattern}" if "m" in regexp.flags else pattern, options)
+        return re2.compile(f"(?m){pattern}" if "m" in flags else pattern, options)
     except re2.error as exc:
         reason = exc.args[0] if exc.args else str(exc)
         if isinstance(reason, bytes):

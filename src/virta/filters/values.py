@@ -301,27 +301,27 @@ def _pattern_data(text: str) -> Any:
 
 def _pattern_value(value: Any) -> Any:
     """Return a copy of a JSON value with every number in its one spelling, within the limits."""
-    count = 0
+    return _copied(value, 0, [0])
 
-    def copy(item: Any, depth: int) -> Any:
-        nonlocal count
-        count += 1
-        if count > PATTERN_VALUES_MAX or depth > PATTERN_DEPTH_MAX:
+
+# No function in a function: one that calls itself is left to Python's garbage collector, once a pattern.
+def _copied(item: Any, depth: int, count: list[int]) -> Any:
+    """Return the copy; `count` has the number of values so far."""
+    count[0] += 1
+    if count[0] > PATTERN_VALUES_MAX or depth > PATTERN_DEPTH_MAX:
+        raise FilterError(
+            f"pattern over {PATTERN_VALUES_MAX} values or {PATTERN_DEPTH_MAX} levels",
+            code="too_complex",
+        )
+    if isinstance(item, dict):
+        return {str(k): _copied(v, depth + 1, count) for k, v in item.items()}
+    if isinstance(item, list | tuple):
+        compounds = sum(isinstance(v, dict | list | tuple) for v in item)
+        if compounds > PATTERN_COMPOUNDS_MAX:
             raise FilterError(
-                f"pattern over {PATTERN_VALUES_MAX} values or {PATTERN_DEPTH_MAX} levels",
+                f"array pattern with {compounds} objects and arrays: "
+                f"at most {PATTERN_COMPOUNDS_MAX} are allowed",
                 code="too_complex",
             )
-        if isinstance(item, dict):
-            return {str(k): copy(v, depth + 1) for k, v in item.items()}
-        if isinstance(item, list | tuple):
-            compounds = sum(isinstance(v, dict | list | tuple) for v in item)
-            if compounds > PATTERN_COMPOUNDS_MAX:
-                raise FilterError(
-                    f"array pattern with {compounds} objects and arrays: "
-                    f"at most {PATTERN_COMPOUNDS_MAX} are allowed",
-                    code="too_complex",
-                )
-            return [copy(v, depth + 1) for v in item]
-        return scalar(item)
-
-    return copy(value, 0)
+        return [_copied(v, depth + 1, count) for v in item]
+    return scalar(item)

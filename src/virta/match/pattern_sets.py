@@ -64,8 +64,7 @@ class PatternSets:
             if dropped is not None:
                 dropped.clear()
         elif text is not None:
-            flags, _, pattern = text.partition("\0")
-            self._paths.setdefault(node, PathPatterns()).add(number, Regexp(pattern, flags))
+            self._paths.setdefault(node, PathPatterns()).add(number, _regexp(text))
         elif node in self._paths:
             self._paths[node].remove(number)
 
@@ -84,7 +83,8 @@ class PathPatterns:
     """The patterns of one path."""
 
     def __init__(self) -> None:
-        self.patterns: dict[int, Regexp] = {}
+        # Texts and no Regexps, here and in the sets: Python's garbage collector does not visit them.
+        self.patterns: dict[int, str] = {}
         self.sets: list[_Set] = []  # by their numbers
         self.fresh: list[int] = []  # ascending, all above those in the sets
         self.texts: dict[str, frozenset[int]] = {}  # results for recent texts
@@ -95,12 +95,13 @@ class PathPatterns:
 
     def add(self, number: int, regexp: Regexp) -> None:
         """Add a pattern with a number above all others, compiled now: matching never waits for it."""
-        self.patterns[number] = regexp
+        text = f"{regexp.flags}\0{regexp.pattern}"
+        self.patterns[number] = text
         self.texts.clear()
         program = compiled(regexp)
         with self._lock:
             self.fresh = [*self.fresh, number]
-            self._fresh_chars += len(regexp.pattern)
+            self._fresh_chars += len(text)
             self._programs[number] = program
         if len(self.fresh) >= FRESH_MAX or self._fresh_chars >= FRESH_CHARS_MAX:
             self._gather()
@@ -124,7 +125,7 @@ class PathPatterns:
     @property
     def bytes(self) -> int:
         """Return the estimated memory: RE2 does not report it."""
-        chars = sum(len(regexp.pattern) for regexp in list(self.patterns.values()))
+        chars = sum(map(len, list(self.patterns.values())))
         # Parsing a filter compiles its pattern alone, and the process keeps the most recent of these.
         alone = min(1.0, COMPILED_MAX / max(1, len(self.patterns)))
         sets = sum(part.chars for part in tuple(self.sets)) * SET_CHAR_BYTES
@@ -152,8 +153,8 @@ class PathPatterns:
     def _found(self, number: int, text: str) -> bool:
         program = self._programs.get(number)
         if program is None:  # it went into a set meanwhile
-            regexp = self.patterns.get(number)
-            return regexp is not None and found_in(regexp, text)
+            pattern = self.patterns.get(number)
+            return pattern is not None and found_in(_regexp(pattern), text)
         return program.search(text) is not None
 
     def _gather(self) -> None:
@@ -190,27 +191,31 @@ class PathPatterns:
         return True
 
 
+def _regexp(text: str) -> Regexp:
+    flags, _, pattern = text.partition("\0")
+    return Regexp(pattern, flags)
+
+
 class _Set:
-    # Two lists and no pairs: fewer objects for Python's garbage collector to visit.
-    def __init__(self, numbers: list[int], regexps: list[Regexp]) -> None:
+    def __init__(self, numbers: list[int], texts: list[str]) -> None:
         import re2  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra, present where patterns were parsed
 
         self.numbers = numbers
-        self.regexps = regexps
+        self.texts = texts
         self.last = numbers[-1]
-        self.chars = sum(len(regexp.pattern) for regexp in regexps)
+        self.chars = sum(map(len, texts))
         options = re2.Options()
         options.log_errors = False
         options.never_capture = True
         options.max_mem = SET_MEMORY_MAX
         self._set: Any = re2.Set.SearchSet(options)
         try:
-            for at, regexp in enumerate(regexps):
-                if at % FRESH_MAX == FRESH_MAX - 1 and len(regexps) > FRESH_MAX:
+            for at, text in enumerate(texts):
+                if at % FRESH_MAX == FRESH_MAX - 1 and len(texts) > FRESH_MAX:
                     time.sleep(YIELD_S)
-                pattern = well_formed(regexp.pattern)
-                self._set.Add(f"(?{regexp.flags}){pattern}" if regexp.flags else pattern)
-            self._always = len(regexps)
+                flags, _, pattern = well_formed(text).partition("\0")
+                self._set.Add(f"(?{flags}){pattern}" if flags else pattern)
+            self._always = len(texts)
             self._set.Add("")
             self._set.Compile()  # without the GIL
         except re2.error:
@@ -225,8 +230,8 @@ class _Set:
     def search(self, text: str) -> list[int]:
         found = self._set.Match(text) if self._set is not None else []
         if self._set is None or self._always not in found:
-            pairs = zip(self.numbers, self.regexps, strict=True)
-            return [number for number, regexp in pairs if found_in(regexp, text)]
+            pairs = zip(self.numbers, self.texts, strict=True)
+            return [number for number, pattern in pairs if found_in(_regexp(pattern), text)]
         return [self.numbers[i] for i in found if i != self._always]
 
 
@@ -250,21 +255,21 @@ def _enough(run: list[_Set]) -> bool:
     return bool(run) and len(run) >= (MERGED_MIN, MERGED_MIN, 2, SET_PATTERNS_MAX)[run[0].level]
 
 
-def _sets_of(patterns: dict[int, Regexp], numbers: list[int]) -> list[_Set]:
+def _sets_of(patterns: dict[int, str], numbers: list[int]) -> list[_Set]:
     """Return sets of those numbers that have a pattern still."""
     made: list[_Set] = []
-    part: tuple[list[int], list[Regexp]] = ([], [])
+    part: tuple[list[int], list[str]] = ([], [])
     chars = 0
     for number in numbers:
-        regexp = patterns.get(number)
-        if regexp is None:
+        text = patterns.get(number)
+        if text is None:
             continue
-        size = len(regexp.pattern)
+        size = len(text)
         if part[0] and (len(part[0]) == SET_PATTERNS_MAX or chars + size > SET_CHARS_MAX):
             made.append(_Set(*part))
             part, chars = ([], []), 0
         part[0].append(number)
-        part[1].append(regexp)
+        part[1].append(text)
         chars += size
     return [*made, _Set(*part)] if part[0] else made
 
