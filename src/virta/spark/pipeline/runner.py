@@ -46,9 +46,8 @@ JVM_ENDED = (
     "Spark's JVM has ended: it was killed, or had no memory left; a new run goes on from here"
 )
 POLL_SECONDS = 0.5
-STOP_SECONDS_MAX = (
-    5.0  # for rows that were dropped before a stop, and the position; the next run does the rest
-)
+# For rows that were dropped before a stop, and for the position; the next run does the rest.
+STOP_SECONDS_MAX = 5.0
 POSITION_SECONDS = 0.1
 # Only the report of a micro-batch that ran has this duration. An idle query reports too, every ten seconds, under
 # the number of the next micro-batch, which is still to be counted.
