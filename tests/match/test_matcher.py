@@ -145,6 +145,19 @@ def test_unknown_output_is_refused(engine, call):
         Matcher(engine=engine).match_many([], **call)
 
 
+def test_wrong_types_are_refused(engine):
+    """What is no filter, id or event is an error that names it."""
+    matcher = Matcher(engine=engine)
+    with pytest.raises(FilterError, match="an id is a text, got int 5"):
+        matcher.remove(5)
+    with pytest.raises(EventError, match="a list, or one buffer of JSON lines, got int 5"):
+        matcher.match_many(5)
+    with pytest.raises(EventError, match="event 1 is an object"):
+        matcher.match_many([{}, 5])
+    with pytest.raises(FilterError, match="a query string is a text, got int"):
+        matcher.add(5)
+
+
 def test_unknown_engine_is_refused():
     """An unknown engine is an error."""
     with pytest.raises(ValueError, match="expected one of auto, native, plain"):

@@ -9,6 +9,7 @@ on one filter. All methods may be called from any thread; filters can be added a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from virta.errors import EventError, FilterError
@@ -19,7 +20,7 @@ from virta.match.events import too_deep
 from virta.match.names import Match, NamedFilter, Names, check_metadata, check_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 # What Matcher.add takes other than sources.
@@ -112,7 +113,16 @@ class Matcher:
         return [add(filter_, compile_one(filter_, dialect)) for filter_ in filters]
 
     def remove(self, id_: str) -> bool:
-        """Remove a name, or undo one `add` without a name; return False, not an error, if there is no such id."""
+        """
+        Remove a name, or undo one `add` without a name; return False, not an error, if there is no such id.
+
+        Raises:
+            FilterError: for an id that is no text.
+        """
+        if not isinstance(id_, str):
+            raise FilterError(
+                f"an id is a text, got {type(id_).__name__} {id_!r:.80}", code="bad_name"
+            )
         with self._names.lock:
             named = self._names.pop(id_)
             if named is not None:
@@ -256,6 +266,12 @@ class Matcher:
         if isinstance(events, str):
             events = events.encode("utf-8", "surrogatepass")
         elif not isinstance(events, bytes | bytearray | memoryview):
+            if not isinstance(events, Iterable):
+                raise EventError(
+                    f"events are a list, or one buffer of JSON lines, got {type(events).__name__} {events!r:.80}",
+                    code="event_type",
+                )
+            events = events if isinstance(events, list | tuple) else list(events)
             events = (
                 [_plain(event, i) for i, event in enumerate(events)] if _odd(events) else events
             )
