@@ -93,16 +93,23 @@ def jars(coordinates) -> list[str]:
         pytest.skip(f"Maven Central is not reachable: {error}")
 
 
-def connector_jars(*names: str) -> list[str]:
-    """Return the jars of connectors for the running Spark; skip the test if one has no release for it."""
+def released(*names: str) -> list[str]:
+    """Return those connectors that have a release for the running Spark; skip the test if there is none."""
     from virta.spark.connectors import COORDINATES, spark_version
 
-    version = spark_version()
-    common = set.intersection(*(set(COORDINATES[name]) for name in names))
-    if version not in common:
+    found = [name for name in names if spark_version() in COORDINATES[name]]
+    if not found:
+        newest = max(version for name in names for version in COORDINATES[name])
         pytest.skip(
-            f"no {' and '.join(names)} connector for Spark {pyspark.__version__} on Maven Central:"
-            f" make test-spark SPARK={max(common)}"
+            f"no {' or '.join(names)} connector for Spark {pyspark.__version__} on Maven Central:"
+            f" make test-spark SPARK={newest}"
         )
-    wanted = [(COORDINATES[name][version], *MORE[name]) for name in names]
+    return found
+
+
+def connector_jars(*names: str) -> list[str]:
+    """Return the jars of those connectors that have a release for the running Spark."""
+    from virta.spark.connectors import COORDINATES, spark_version
+
+    wanted = [(COORDINATES[name][spark_version()], *MORE[name]) for name in released(*names)]
     return jars([one for some in wanted for one in some])

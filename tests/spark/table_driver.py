@@ -3,7 +3,8 @@ A driver for tests of table sinks: a log's events, shuffled, to a channel, Parqu
 
     python table_driver.py DIRECTORY JARS MASTER available-now|continuous
 
-Prints `ready` when its query runs. Reads `log` in DIRECTORY and writes `out`, `parquet`, `delta` and the Iceberg table lake.db.t.
+Prints `ready` when its query runs. Reads `log` in DIRECTORY and writes `out`, `parquet`, and, if their jars are given,
+`delta` and the Iceberg table lake.db.t.
 """
 
 from __future__ import annotations
@@ -20,21 +21,25 @@ from virta.spark.pipeline.fan_out import FanOut
 from virta.spark.pipeline.runner import begin
 
 CONF = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
-    "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
-    "spark.sql.catalog.lake.type": "hadoop",
     "spark.sql.shuffle.partitions": "3",
     "spark.executor.memory": "900m",
     "spark.driver.memory": "1500m",
 }
-SINKS = (
+DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+WAREHOUSE = "spark.sql.catalog.lake.warehouse"
+ICEBERG = {
+    "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
+    "spark.sql.catalog.lake.type": "hadoop",
+}
+PLAIN_SINKS = (
     Sink(kind="channel", topic="copy", log="out", name="channel"),
     Sink(kind="parquet", path="parquet", name="parquet"),
-    Sink(kind="delta", path="delta", name="delta"),
-    Sink(kind="iceberg", table="lake.db.t", name="iceberg"),
 )
+DELTA_SINK = Sink(kind="delta", path="delta", name="delta")
+ICEBERG_SINK = Sink(kind="iceberg", table="lake.db.t", name="iceberg")
 
 
 def start(directory: str, jars: str, master: str):
@@ -43,11 +48,9 @@ def start(directory: str, jars: str, master: str):
         "tables",
         master,
         **CONF,
-        **{
-            "spark.jars": jars,
-            "spark.sql.catalog.lake.warehouse": f"{directory}/iceberg",
-            "spark.sql.warehouse.dir": f"{directory}/warehouse",
-        },
+        **(DELTA if "delta-spark" in jars else {}),
+        **(ICEBERG | {WAREHOUSE: f"{directory}/iceberg"} if "iceberg" in jars else {}),
+        **{"spark.jars": jars, "spark.sql.warehouse.dir": f"{directory}/warehouse"},
     )
 
 
@@ -57,7 +60,11 @@ def main() -> None:
     pipeline = Pipeline(
         name="tables",
         source=Source(log="log"),
-        sinks=SINKS,
+        sinks=(
+            *PLAIN_SINKS,
+            *([DELTA_SINK] if "delta-spark" in jars else []),
+            *([ICEBERG_SINK] if "iceberg" in jars else []),
+        ),
         trigger=trigger,
         checkpoint="checkpoint",
         directory=str(Path(directory)),

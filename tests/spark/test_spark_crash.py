@@ -31,8 +31,13 @@ from virta.spark.lake import compact, read_all
 from virta.spark.lake.directory import ranges
 from virta.spark.launch.java import ensure_java
 from virta.spark.launch.package import write_package
+from virta.spark.versions import HAS_READ_LIMITS
 
 pytestmark = pytest.mark.slow
+needs_limits = pytest.mark.skipif(
+    not HAS_READ_LIMITS,
+    reason="Spark 4.1 would copy all in one micro-batch; kill_rounds.py has kills for it",
+)
 
 WORKER_ROUNDS = int(os.environ.get("VIRTA_SPARK_WORKER_ROUNDS", "18"))
 DRIVER_ROUNDS = int(os.environ.get("VIRTA_SPARK_DRIVER_ROUNDS", "2"))
@@ -220,6 +225,7 @@ def kill_group(process):
     process.communicate()
 
 
+@needs_limits
 def test_driver_killed_at_random(spark, tmp_path):
     """
     SIGKILL the driver and everything it started at a random micro-batch, in the middle of a compaction:
@@ -368,6 +374,7 @@ def pack_environment(directory):
     return notes
 
 
+@needs_limits
 def test_cluster_with_killed_executors(spark, tmp_path):
     """
     On a master with two workers, which run the Python of an archive, executors die at random micro-batches, again
