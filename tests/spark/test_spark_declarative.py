@@ -21,6 +21,7 @@ from spark_logs import read_log
 
 import virta
 from virta.spark.launch.java import ensure_java
+from virta.spark.versions import HAS_READ_LIMITS
 
 pytestmark = pytest.mark.slow
 
@@ -78,4 +79,6 @@ def test_the_example_project(tmp_path):
     ]
     with virta.open(tmp_path / "log", read_only=True) as log:
         (consumer,) = log.consumers()
-    assert (consumer.name, consumer.lag) == ("spark-pipelines.orders", 0)
+    # Spark 4.1 does not tell a source of its last micro-batch; the next run stores it.
+    lag = 0 if HAS_READ_LIMITS else ORDERS + 1
+    assert (consumer.name, consumer.lag) == ("spark-pipelines.orders", lag)
