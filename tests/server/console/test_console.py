@@ -203,6 +203,35 @@ def test_an_axis_has_room_for_its_values(tab):
     assert tab.errors == []
 
 
+def test_no_time_below_a_chart_is_cut(tab):
+    """A time whose label would reach beyond the right edge is left out; the others are drawn whole."""
+    page = tab.open("#/")
+    page.wait_for_selector(".tile .figure")
+    drawn, width = page.evaluate(
+        """async () => {
+            const { Chart } = await import("/console/js/chart.js");
+            const drawn = [], draw = CanvasRenderingContext2D.prototype.fillText;
+            CanvasRenderingContext2D.prototype.fillText = function (text, x, ...rest) {
+                const half = this.measureText(text).width / 2;
+                if (this.textAlign === "center") drawn.push([text, x + half]);
+                draw.call(this, text, x, ...rest);
+            };
+            const box = document.querySelector("main").appendChild(document.createElement("div"));
+            box.style.width = "700px"; box.style.height = "216px";
+            const chart = new Chart(box, { series: [{ name: "n", color: "accent" }], label: "n" });
+            // The last point is on a full minute, where a label belongs.
+            chart.set([Array.from({ length: 300 }, (_, i) => i)], Date.UTC(2026, 0, 1, 12, 0, 0));
+            await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+            CanvasRenderingContext2D.prototype.fillText = draw;
+            return [drawn, box.querySelector("canvas").width];
+        }"""
+    )
+
+    assert len(drawn) >= 3
+    assert [text for text, right in drawn if right > width] == []
+    assert tab.errors == []
+
+
 def test_a_long_standing_filter_does_not_widen_the_panel(browser, served):
     """On a phone it is cut with an ellipsis; the number of filters beside the title stays in view."""
     served.publish("narrow", order(1))

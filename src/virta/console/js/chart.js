@@ -1,10 +1,16 @@
 // Charts: uPlot with the console's tokens, a tooltip, keys, one crosshair for the page, and the same values as a table.
 import { clock, h, short } from "./ui.js";
 
-const ROWS_MAX = 60, SELECT_PX_MIN = 8, GAP = 8, AXIS_PX_MIN = 52, FONT = "11px system-ui, sans-serif";
+const ROWS_MAX = 60, SELECT_PX_MIN = 8, GAP = 8, EDGE = 8, AXIS_PX_MIN = 52, FONT = "11px system-ui, sans-serif";
 const pen = document.createElement("canvas").getContext("2d");
 // Wide enough for the longest value, such as "1,000 ms".
 export function axisSize(values) { pen.font = FONT; return Math.max(AXIS_PX_MIN, GAP + 2 + Math.ceil(Math.max(0, ...values.map((v) => pen.measureText(v).width)))); }
+// The times below the chart; one that the right edge would cut is left out.
+function timeLabels(u, ticks, step) {
+  const edge = u.bbox.width / devicePixelRatio + EDGE;
+  pen.font = FONT;
+  return ticks.map((t) => clock(t * 1000).slice(0, step < 60 ? 8 : 5)).map((text, i) => (u.valToPos(ticks[i], "x") + pen.measureText(text).width / 2 > edge ? null : text));
+}
 const probe = document.documentElement.appendChild(h("i", { hidden: true }));
 const color = (name) => { probe.style.color = `var(--${name})`; return getComputedStyle(probe).color; };
 const alpha = (rgb, a) => rgb.replace(/^rgb\((\d+), (\d+), (\d+)\)$/, `rgb($1 $2 $3 / ${a})`);
@@ -13,12 +19,12 @@ const alpha = (rgb, a) => rgb.replace(/^rgb\((\d+), (\d+), (\d+)\)$/, `rgb($1 $2
 function options(chart, width, height) {
   const axis = { stroke: () => color("text-3"), font: FONT, ticks: { show: false }, border: { show: false } };
   return {
-    width, height, padding: [8, 8, 0, 0], legend: { show: false },
+    width, height, padding: [8, EDGE, 0, 0], legend: { show: false },
     cursor: { points: { size: 8, width: 2, fill: (u, i) => u.series[i].stroke(), stroke: () => color("surface") }, y: false, drag: { x: Boolean(chart.onselect), y: false, setScale: false }, sync: { key: "page" } },
     select: { show: Boolean(chart.onselect) },
     scales: { x: { time: true }, y: { range: (u, min, max) => [0, max * 1.08 || 1] } },
     axes: [
-      { ...axis, grid: { show: false }, space: 96, size: 24, gap: 4, values: (u, ticks, at, space, step) => ticks.map((t) => clock(t * 1000).slice(0, step < 60 ? 8 : 5)) },
+      { ...axis, grid: { show: false }, space: 96, size: 24, gap: 4, values: (u, ticks, at, space, step) => timeLabels(u, ticks, step) },
       { ...axis, grid: { stroke: () => color("line"), width: 1 }, space: 44, size: (u, values) => axisSize(values ?? []), gap: GAP, values: (u, all) => all.map(chart.format) },
     ],
     series: [{}, ...chart.series.map((one) => ({ label: one.name, width: 1.75, dash: one.dash ? [4, 3] : undefined, points: { show: false }, spanGaps: false, stroke: () => color(one.color), fill: one.fill ? () => alpha(color(one.color), 0.1) : undefined }))],
