@@ -249,15 +249,23 @@ def test_a_server_that_never_answers():
 
 
 def test_a_wrong_token(tmp_path):
-    """The server's sentence, exit code 1, and nothing on standard output."""
+    """The server's sentence, exit code 1, and nothing on standard output; without a token, how to give one."""
     tokens = tmp_path / "tokens"
     tokens.write_text("right-token-of-some-length\n")
     tokens.chmod(0o600)
     with Server(tmp_path / "data", "--durability", "none", "--token-file", str(tokens)) as guarded:
-        for words in (("publish", "c", "--data", "{}"), ("subscribe", "c", "--no-reconnect")):
+        for words in (
+            ("publish", "c", "--data", "{}"),
+            ("subscribe", "c", "--no-reconnect"),
+            ("live", "c", "--once"),
+        ):
             done = command(guarded, *words, "--token", "wrong")
             assert (done.returncode, done.stdout) == (1, "")
             assert "401" in done.stderr
+            assert "--token" not in done.stderr
+            without = command(guarded, *words)
+            assert without.returncode == 1
+            assert without.stderr.endswith(": give --token, or set VIRTA_TOKEN\n")
         right = command(
             guarded, "publish", "c", "--data", "{}", "--token", "right-token-of-some-length"
         )

@@ -12,6 +12,8 @@ from virta.cli.input_lines import read_lines
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from virta.errors import ClientError, EventError
+
 # Lines of a pipe that are published in one request.
 BATCH_LINES = 500
 EXIT_FAILURE = 1
@@ -28,6 +30,12 @@ def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Address of the server.",
     )
     return url(token(command))
+
+
+def refusal_text(error: ClientError | EventError, token: str | None) -> str:
+    """Return the line for an error of the client; without a token it says how to give one, if one is needed."""
+    needs_token = getattr(error, "status", None) == 401 and not token
+    return f"error: {error.message}" + (": give --token, or set VIRTA_TOKEN" if needs_token else "")
 
 
 @click.command()
@@ -83,7 +91,7 @@ def publish(
     except click.UsageError as error:
         raise click.UsageError(f"{error.message}{_before(accepted)}") from None
     except (ClientError, EventError) as error:
-        click.echo(f"error: {error.message}{_before(accepted)}", err=True)
+        click.echo(f"{refusal_text(error, token)}{_before(accepted)}", err=True)
         sys.exit(EXIT_FAILURE)
     click.echo(f"{accepted} accepted{note}", err=True)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from virta.cli.publish import client_options
+from virta.cli.publish import client_options, refusal_text
 
 if TYPE_CHECKING:
     from virta.client import Received, Subscription
@@ -82,7 +82,7 @@ def subscribe(
                     return
                 idle.start()
     except ClientError as error:
-        click.echo(f"error: {error.message}", err=True)
+        click.echo(refusal_text(error, token), err=True)
         sys.exit(EXIT_FAILURE)
     except KeyboardInterrupt:
         return

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from virta.cli.publish import client_options, refusal_text
 from virta.cli.units import show_size
 from virta.errors import ClientError
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from http.client import HTTPResponse
 
-URL_DEFAULT = "http://127.0.0.1:8232"
 TIMEOUT_S = 10.0
 CLEAR = "\x1b[H\x1b[2J"
 BARS = "▁▂▃▄▅▆▇█"
@@ -28,8 +28,7 @@ FULL_SOON_S = 3650 * DAY_S  # beyond it nobody counts days
 
 
 @click.command()
-@click.option("--url", default=URL_DEFAULT, show_default=True, envvar="VIRTA_URL", help="Address of the server.")  # fmt: skip
-@click.option("--token", envvar="VIRTA_TOKEN", help="Token, if the server asks for one.")
+@client_options
 @click.option("--once", is_flag=True, help="Print one sample and end; so does output that is no terminal.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print samples as JSON, one a line.")
 def top(*, url: str, token: str | None, once: bool, as_json: bool) -> None:
@@ -49,8 +48,7 @@ def top(*, url: str, token: str | None, once: bool, as_json: bool) -> None:
     except KeyboardInterrupt:
         return
     except ClientError as error:
-        hint = ": give --token, or set VIRTA_TOKEN" if error.status == 401 and not token else ""
-        click.echo(f"error: {error.message}{hint}", err=True)
+        click.echo(refusal_text(error, token), err=True)
         sys.exit(1)
     except (OSError, ValueError) as error:
         click.echo(f"error: {url} does not answer as a Virta server: {error}", err=True)
