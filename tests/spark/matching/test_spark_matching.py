@@ -16,6 +16,7 @@ pytest.importorskip("pyspark")
 from spark_logs import fill
 
 import virta
+import virta.match
 import virta.spark
 from virta.errors import FilterError
 from virta.filters import parse
@@ -282,6 +283,9 @@ def test_a_filter_file_is_what_its_name_says(tmp_path):
         opened_set(str(forged))
 
 
+@pytest.mark.skipif(
+    virta.match.Matcher().engine == "plain", reason="images are of the native matcher"
+)
 def test_a_large_set_becomes_an_image(tmp_path, monkeypatch):
     """A set is opened from its image with every name of every filter, also where only its bytes arrive."""
     monkeypatch.setattr(filter_set, "IMAGE_FILTERS_MIN", 1)
