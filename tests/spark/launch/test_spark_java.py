@@ -14,7 +14,15 @@ from click.testing import CliRunner
 
 from virta.cli.doctor import doctor
 from virta.spark.launch import java, session
-from virta.spark.launch.java import Java, JavaError, ensure_java, find_java, java_version, make_shim
+from virta.spark.launch.java import (
+    NETTY,
+    Java,
+    JavaError,
+    ensure_java,
+    find_java,
+    java_version,
+    make_shim,
+)
 from virta.spark.launch.python_shim import worker_python
 from virta.spark.launch.session import base_conf, prepare_environment
 
@@ -87,7 +95,7 @@ def test_the_shim_drops_one_argument(alone, tmp_path):
     )
 
     assert shim != home
-    assert said.stdout == "-Da b=c -x\n"
+    assert said.stdout == f"{NETTY} -Da b=c -x\n"
     assert make_shim(find_java()) == shim
 
 

@@ -29,9 +29,11 @@ JAVA_VERSION_MIN = 17  # Spark 4 is compiled to class file version 61
 JAVA_CALL_SECONDS_MAX = 60.0  # a runtime that cannot print its version in a minute is broken
 VECTOR_MODULE = "jdk.incubator.vector"
 
+# Spark 4.1's Arrow needs Netty's direct memory, which Netty leaves off by itself since Java 24.
+NETTY = "-Dio.netty.noUnsafe=false"
 SHIM = """#!/bin/sh
 for a do shift; case "$a" in --add-modules={module}) ;; *) set -- "$@" "$a";; esac; done
-exec "{java}" "$@"
+exec "{java}" {netty} "$@"
 """
 
 
@@ -126,7 +128,7 @@ def make_shim(java: Java) -> Path:
     target = java.home / "bin" / "java"
     name = hashlib.sha256(os.fsencode(target)).hexdigest()[:16]
     home = cache_directory() / "java" / name
-    write_shim(home / "bin" / "java", SHIM.format(module=VECTOR_MODULE, java=target))
+    write_shim(home / "bin" / "java", SHIM.format(module=VECTOR_MODULE, java=target, netty=NETTY))
     return home
 
 
