@@ -83,12 +83,22 @@ void Index::search_all(Context& context) {
             if (const uint32_t id = context.searched_by_text->peek(one.hash))
                 __builtin_prefetch(&(*context.searched)[id]);
     reserve_searches(context);
-    for (Context::Search& one : context.searches) {
-        one.id = find_search(context, one.node, one.hash);
-        __builtin_prefetch((*context.searched)[one.id].numbers.data());
+    // In groups: an event may have more texts than there are places.
+    std::vector<Context::Search>& all = context.searches;
+    for (size_t from = 0; from < all.size(); from += kSearchesAtOnce) {
+        const size_t end = std::min(from + kSearchesAtOnce, all.size());
+        for (size_t i = from; i < end; i++) {
+            all[i].id = find_search(context, all[i].node, all[i].hash);
+            Context::Searched& found = (*context.searched)[all[i].id];
+            found.in_use = true;
+            __builtin_prefetch(found.numbers.data());
+        }
+        for (size_t i = from; i < end; i++) {
+            apply_search(context, all[i].node, all[i].id);
+            (*context.searched)[all[i].id].in_use = false;
+        }
     }
-    for (const Context::Search& one : context.searches) apply_search(context, one.node, one.id);
-    context.searches.clear();
+    all.clear();
 }
 
 void Index::search(Context& context, uint32_t node) {
@@ -106,14 +116,10 @@ void Index::reserve_searches(Context& context) {
 uint32_t Index::searched_place(Context& context) {
     Pool<Context::Searched>& all = *context.searched;
     if (all.live() < kRegexpCacheMax) return all.take();
-    uint32_t id;
-    bool in_use;
-    do {
+    do
         context.searched_next = context.searched_next % kRegexpCacheMax + 1;
-        id = context.searched_next;
-        in_use = std::any_of(context.searches.begin(), context.searches.end(),
-                             [&](const Context::Search& one) { return one.id == id; });
-    } while (in_use);
+    while (all[context.searched_next].in_use);
+    const uint32_t id = context.searched_next;
     context.searched_by_text->erase(all[id].hash, id);
     return id;
 }
@@ -130,9 +136,10 @@ uint32_t Index::find_search(Context& context, uint32_t node, uint64_t hash) {
         Context::Searched& made = (*context.searched)[id];
         made.hash = hash;
         made.node = node;
-        made.text.assign(slot.text, slot.length);
+        // Swapped, not assigned: a place would keep the memory of the longest text that was ever there.
+        std::string(slot.text, slot.length).swap(made.text);
+        std::vector<uint32_t>().swap(made.numbers);
         made.upto = 0;
-        made.numbers.clear();
         context.searched_by_text->insert(hash, id);
     }
     return id;

@@ -28,6 +28,7 @@ constexpr uint32_t kSeveral = 1u << 31;  // of a filter word: an index into `sev
 constexpr uint32_t kOnly = 1u << 31;     // of an atom's bucket: the one filter found there, nothing to verify
 constexpr uint32_t kSampleEvery = 16;    // events between two that are counted for selectivity
 constexpr uint32_t kRegexpCacheMax = 1u << 16;  // values a context remembers the patterns of
+constexpr size_t kSearchesAtOnce = 256;  // far fewer than these: their places are not reused meanwhile
 constexpr uint32_t kSuspectsMax = 64;
 constexpr uint32_t kPatternNumbersMax = 1u << 31;  // then the patterns of a path are numbered anew
 
@@ -157,6 +158,7 @@ struct Context {
     struct Searched {  // the patterns found in a value, by number, below `upto`
         uint64_t hash = 0;
         uint32_t node = 0, generation = 0, upto = 0;
+        bool in_use = false;  // by a group of searches, until it is done
         std::string text;
         std::vector<uint32_t> numbers;
     };

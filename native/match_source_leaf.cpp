@@ -1,5 +1,5 @@
-// Circles and regular expressions of Koncorde's filters, as they are mostly written; `false` leaves a
-// condition to virta.filters.koncorde, which knows all spellings.
+// Circles and regular expressions of Koncorde's filters in their usual spellings; `false` leaves a
+// condition to virta.filters.koncorde, which reads all of them.
 
 #include <cctype>
 #include <cmath>

@@ -39,6 +39,7 @@ PathRef Sources::path(char kind, Text name) {
 
 // Null for what RE2 does not accept, and with an exception set.
 PatternRef Sources::pattern(Text pattern, Text flags) {
+    if (flags.find('\0') != Text::npos) return nullptr;  // it separates the two in the key
     std::string key(flags);
     key += '\0';
     key += pattern;
@@ -107,10 +108,13 @@ int sources_init(SourcesObject* self, PyObject* arguments, PyObject*) {
     self->path = Py_NewRef(path);
     self->pattern = Py_NewRef(pattern);
     self->leaf = Py_NewRef(leaf);
-    self->sources = new (std::nothrow) Sources(path, pattern, leaf);
-    if (self->sources) return 0;
-    PyErr_NoMemory();
-    return -1;
+    try {
+        self->sources = new Sources(path, pattern, leaf);
+    } catch (const std::bad_alloc&) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    return 0;
 }
 
 int sources_traverse(SourcesObject* self, visitproc visit, void* arg) {

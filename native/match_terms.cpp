@@ -74,8 +74,8 @@ void Index::atom_gone(uint32_t id) {
     }
 }
 
-// Most numbers are of removed patterns: the two oldest of the others become the newest. So a removal never
-// costs more than that, and what is in front of them is dropped in time.
+// Most numbers are of removed patterns: give the two oldest that are left the newest numbers. A removal costs
+// no more than that, and the front, which is empty in the end, can be dropped.
 void Index::move_patterns(uint32_t node) {
     Extra& extra = *paths.nodes[node].extra;
     for (int moved = 0; moved < 2; moved++) {

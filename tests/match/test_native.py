@@ -168,6 +168,25 @@ def test_more_texts_than_are_remembered():
             assert set(found) == {id_ for id_, hit in zip(ids, (first, second), strict=True) if hit}
 
 
+def test_more_texts_in_one_event_than_are_remembered():
+    matcher = Matcher(engine="native")
+    count = (1 << 16) + 300
+    for i in range(count):
+        matcher.add({"regexp": {f"{i:x}": "a.c"}}, dialect="koncorde")
+    event = json.dumps({f"{i:x}": "abc" for i in range(count)}).encode()
+    assert [len(matcher.match(event)) for _ in range(2)] == [count, count]
+
+
+def test_long_texts_are_freed_when_short_ones_replace_them():
+    matcher = Matcher(engine="native")
+    matcher.add({"regexp": {"t": "a.c"}}, dialect="koncorde")
+    used = []
+    for size in (1000, 0):
+        matcher.match_many([b'{"t": "%d%s"}' % (i + size, b"z" * size) for i in range(1 << 16)])
+        used.append(matcher.stats()["bytes"])
+    assert used[1] < used[0] / 2
+
+
 def test_the_background_ends_with_the_process():
     """A process that ends while sets are built ends without an error."""
     code = (

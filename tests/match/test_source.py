@@ -39,6 +39,12 @@ def assert_equal(source, dialect):
     assert outcome(source, dialect, "auto") == plain, source
 
 
+def test_flags_and_pattern_are_not_confused():
+    """A NUL in flags or in a pattern is not taken for what separates them."""
+    for regexp in ({"value": "b", "flags": "i\0a"}, {"value": "a\0b", "flags": "i"}):
+        assert_equal({"regexp": {"a": regexp}}, "koncorde")
+
+
 # The forms that people write: these must not fall back.
 COMMON = {
     "query-string": [

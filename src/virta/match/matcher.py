@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-# What Matcher.add takes other than sources.
+# What Matcher.add accepts besides sources.
 _READY = (Filter, Compiled)
 # What Matcher.match takes as an event, other than JSON texts.
 _OBJECTS = (dict, list, tuple)
