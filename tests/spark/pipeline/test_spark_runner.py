@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from spark_logs import fill, read_log
 import virta
 from virta.cli.pipeline import pipeline as command
 from virta.log.limits import VALUE_BYTES_MAX
+from virta.spark.pipeline import runner
 from virta.spark.pipeline.builder import build, read_source, source_schema
 from virta.spark.pipeline.errors import explain
 from virta.spark.pipeline.file import loads
@@ -260,6 +262,23 @@ def test_only_used_columns_of_other_sources_are_decoded(spark, tmp_path):
     rows = read_source(spark, pipeline, streaming=False, consumer=None)
     assert row.n == sum(event["type"] == "order.made" for event in events)
     assert set(rows.columns) == {"topic", "type", "time", "invalid"}
+
+
+def test_a_position_that_cannot_be_stored_fails_no_run(spark, tmp_path, monkeypatch, caplog):
+    """The log cannot be read any more when the query has ended."""
+
+    def fail(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    class Run(PipelineRun):
+        def _stop(self):
+            super()._stop()
+            monkeypatch.setattr(runner, "position_of", fail)
+
+    fill(str(tmp_path / "log"), 50)
+    status = Run(spark, loads(COPY, directory=str(tmp_path)), None).go(lambda: False)
+    assert status["state"] == "finished"
+    assert "the log does not store the position of copy: " in caplog.text
 
 
 def test_a_failure_is_one_sentence(spark, tmp_path):

@@ -235,7 +235,7 @@ class PipelineRun:
         """
         Store in the log where the next run begins.
 
-        Spark 4.1 does not tell a source of the commit of its last micro-batch; and the source, in a process of
+        Spark 4.1 does not notify a source of the commit of its last micro-batch; and the source, in a process of
         its own, keeps the consumer for a moment after the query has ended.
         """
         name, log, offset = self._consumer, self._pipeline.source.log, self._first.offset
@@ -243,10 +243,15 @@ class PipelineRun:
             return
         path = Path(self._pipeline.path(log))
         deadline = time.monotonic() + STOP_SECONDS_MAX
-        while (position_of(path, name) or 0) < offset and time.monotonic() < deadline:
-            if move_consumer(self._pipeline, name, offset) is None:
-                return
-            time.sleep(POSITION_SECONDS)
+        try:
+            while (position_of(path, name) or 0) < offset and time.monotonic() < deadline:
+                if move_consumer(self._pipeline, name, offset) is None:
+                    return
+                time.sleep(POSITION_SECONDS)
+        except (VirtaError, OSError) as error:
+            logger.warning(
+                "the log does not store the position of %s: %s", self._pipeline.name, error
+            )
 
     def _failure(self) -> tuple[str, BaseException] | None:
         for name, query in self._queries.items():
