@@ -406,6 +406,30 @@ class TestUpkeep:
 
         run(scenario, tmp_path, view_linger_s=0.0, view_idle_s=0.0)
 
+    def test_a_table_that_ends_while_it_is_saved_is_dropped_once(self, tmp_path, monkeypatch):
+        """Another table was built for the channel meanwhile."""
+
+        async def scenario(stack):
+            save = stack.views._save
+            _, consumer = await stack.connect()
+            consumer.close()
+            (live,) = stack.views._live()
+            built = []
+
+            async def save_and_replace(one):
+                await save(one)
+                if one is live and not built:
+                    stack.views._drop(live, ViewError("gone", code="internal-failure"))
+                    built.append(await stack.views.table(live.table.channel, live.table.rule))
+
+            live.views.clear()
+            monkeypatch.setattr(stack.views, "_save", save_and_replace)
+            await stack.views._keep_once()
+            assert built
+            assert await stack.views.table(live.table.channel, live.table.rule) is built[0]
+
+        run(scenario, tmp_path, view_linger_s=0.0, view_idle_s=0.0)
+
     def test_a_filter_that_somebody_resumes_stays(self, tmp_path, monkeypatch):
         """Upkeep runs while what changed since the position is looked for."""
         touched = LiveTable.touched

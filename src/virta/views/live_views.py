@@ -5,7 +5,7 @@ All live views of a process, in its event loop.
     open ──► table (built in a thread) ──► pass for new filters (in a thread, in pieces) ──► attach in one step
 
 A table stands from its first view until `view_idle_s` after its last, a filter until `view_linger_s` after its last
-consumer: a consumer that comes back soon needs no pass. Neither goes while somebody opens it. Everything that blocks
+consumer: a consumer that comes back soon needs no pass. Neither is dropped while a consumer opens it. Everything that blocks
 runs in `executor`.
 """
 
@@ -291,11 +291,12 @@ class LiveViews:
                 live.used_at = now
             if self._is_idle(live) or now - live.saved_at > self.limits.view_save_s:
                 await self._save(live)
-            if self._is_idle(live):
+            # Saving takes time: the table may have ended meanwhile, and another may stand in its place.
+            if live.failure is None and self._is_idle(live):
                 self._remove(live)
 
     def _is_idle(self, live: LiveTable) -> bool:
-        """Return whether a table may go: nobody has used it for long, and nobody opens it."""
+        """Return whether a table can be dropped: unused for `view_idle_s`, and nobody opens it."""
         opened = live.views or self._openers[live.table.channel, live.table.rule]
         return not opened and time.monotonic() - live.used_at > self.limits.view_idle_s
 

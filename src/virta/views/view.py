@@ -96,7 +96,7 @@ class View:
         self.exact_since: int | None = None
         self.consumers: dict[ViewConsumer, None] = {}
         self.openers = 0  # those who wait to become consumers
-        self.unused_since = 0.0  # monotonic seconds, while it has neither
+        self.unused_since = 0.0  # monotonic seconds, while it has neither consumers nor openers
         self.hits: list[ViewFrame] = []
         self.truncated = False  # whether one of the hits says that all rows were removed
 
