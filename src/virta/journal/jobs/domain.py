@@ -107,7 +107,9 @@ class Domain:
         if before != REMOVED:
             counts[before] -= 1
             if before == READY and self._ready and self._ready[0][3] is job:
-                heappop(self._ready)  # reserved, mostly: `head` would test it once more
+                heappop(
+                    self._ready
+                )  # usually just reserved: drop its item now, so that `head` need not
         job.state = state
         if state == REMOVED:
             return
@@ -139,7 +141,7 @@ class Domain:
             self._delayed.append((job.start, job.id, job))
 
     def sort(self) -> None:
-        """Put what was loaded in order, without what a replay added and removed again."""
+        """Order the heaps after loading; drop items that a replay added and removed again."""
         heaps: tuple[tuple[int, list[Any]], ...] = (
             (READY, self._ready),
             (DELAYED, self._delayed),

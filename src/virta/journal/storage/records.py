@@ -41,7 +41,7 @@ Record = tuple[str, bytes, bytes]
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 _OVER = 2  # a tombstone that still says what it was
-_IMAGE_FIELDS = 15  # of a job; one that replaced others has them behind these
+_IMAGE_FIELDS = 15  # of a job; one that replaced others has a further field
 
 
 def value_fields(entry: ValueEntry, value: Value) -> tuple[Any, ...]:

@@ -149,7 +149,7 @@ class FastInput:
 Arrived = tuple[FastInput, KnownHead, bytes, float]
 # The connection that waits for a response, its times, what it publishes, and its head.
 Waiting = tuple[FastInput, Times, "Part", KnownHead]
-# A row filter, and events of one turn that it limits: filters are equal in other dialects, too, so they go by `id()`.
+# A row filter, and events of one turn that it limits: keyed by `id()`, as filters of different dialects may compare equal.
 Limited = tuple["Filter", "list[Delivery]"]
 
 
