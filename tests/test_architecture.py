@@ -60,6 +60,12 @@ def test_every_module_is_in_its_table_once(package):
     assert len(named) == len(set(named))
 
 
+def test_every_root_module_is_in_its_table_once():
+    modules = sorted(path.name for path in SRC.glob("*.py") if path.name != "__init__.py")
+
+    assert sorted(named_modules("Root modules")) == modules
+
+
 def test_native_files_exist():
     """What the page names in native/ is there; `*` and folders stand for several."""
     for name in re.findall(r"`(native/[^`]+)`", PAGE):
