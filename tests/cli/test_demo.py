@@ -155,7 +155,7 @@ def test_the_shop_keeps_its_size_and_publishes_what_was_paid(tmp_path):
     db.close()
 
 
-def test_the_shop_stops_when_told(tmp_path):
+def test_the_shop_stops_when_asked(tmp_path):
     stopping = threading.Event()
     stopping.set()
     Shop(tmp_path / "shop.db", lambda _: None).run(stopping)
