@@ -13,7 +13,9 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#include <new>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -193,6 +195,21 @@ inline bool one_member(PyObject* object, PyObject*& key, PyObject*& value) {
 
 inline bool is_text(PyObject* object, const char* text) {
     return PyUnicode_CompareWithASCIIString(object, text) == 0;
+}
+
+// A finite number as Python writes it.
+inline void append_digits(std::string& out, double number) {
+    char* digits = PyOS_double_to_string(number, 'r', 0, Py_DTSF_ADD_DOT_0, nullptr);
+    if (!digits) throw std::bad_alloc();
+    out += digits;
+    PyMem_Free(digits);
+}
+
+// A number as a program has it.
+inline void append_double(std::string& out, double number) {
+    char bytes[sizeof number];
+    std::memcpy(bytes, &number, sizeof number);
+    out.append(bytes, sizeof bytes);
 }
 
 // A number that doubles represent exactly, and no NaN.

@@ -74,16 +74,7 @@ void append_number(std::string& out, double number) {
         out += number < 0 ? "-Infinity" : "Infinity";
         return;
     }
-    char* digits = PyOS_double_to_string(number, 'r', 0, Py_DTSF_ADD_DOT_0, nullptr);
-    if (!digits) throw std::bad_alloc();
-    out += digits;
-    PyMem_Free(digits);
-}
-
-void append_double(std::string& out, double number) {
-    char bytes[sizeof number];
-    std::memcpy(bytes, &number, sizeof number);
-    out.append(bytes, sizeof bytes);
+    append_digits(out, number);
 }
 
 // Sets the text of a literal from its operation and the JSON of its value.

@@ -3,7 +3,6 @@
 
 #include <cctype>
 #include <cmath>
-#include <cstring>
 
 #include "match_source.hpp"
 
@@ -14,19 +13,6 @@ namespace {
 constexpr size_t kDistanceDigitsMax = 15;  // doubles represent these integers exactly
 constexpr double kLatitudeMax = 90;
 constexpr char kCircle = 1;  // as virta.match.compile.program writes shapes
-
-void append_json_double(std::string& out, double number) {
-    char* digits = PyOS_double_to_string(number, 'r', 0, Py_DTSF_ADD_DOT_0, nullptr);
-    if (!digits) throw std::bad_alloc();
-    out += digits;
-    PyMem_Free(digits);
-}
-
-void append_code_double(std::string& out, double number) {
-    char bytes[sizeof number];
-    std::memcpy(bytes, &number, sizeof number);
-    out.append(bytes, sizeof bytes);
-}
 
 // Digits and `m` or `km`.
 bool read_metres(PyObject* text, double& out) {
@@ -124,8 +110,8 @@ bool read_circle(Sources& sources, PyObject* value, SourceForm& out) {
     const char* const names[] = {",{\"lat\":", ",\"lon\":", ",\"radius\":"};
     for (int i = 0; i < 3; i++) {
         out.text += names[i];
-        append_json_double(out.text, numbers[i]);
-        append_code_double(operand, numbers[i]);
+        append_digits(out.text, numbers[i]);
+        append_double(operand, numbers[i]);
     }
     out.text += "}]}";
     append_literal_code(out.code, kPointOp, path->code, operand);
