@@ -236,7 +236,7 @@ class PipelineRun:
         Store in the log where the next run begins.
 
         Spark 4.1 does not notify a source of the commit of its last micro-batch; and the source, in a process of
-        its own, keeps the consumer for a moment after the query has ended.
+        its own, keeps the consumer briefly after the query has ended.
         """
         name, log, offset = self._consumer, self._pipeline.source.log, self._first.offset
         if name is None or log is None or offset is None:
