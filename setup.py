@@ -41,7 +41,18 @@ EXTENSIONS = [
     Extension(
         "virta.hub._native",
         ["native/hub.c"],
-        depends=[*map(str, Path("native").glob("hub_*.h")), "native/crc.h", "native/log_format.h"],
+        depends=[
+            *map(str, Path("native").glob("hub_*.h")),
+            *("native/crc.h", "native/json_scan.h", "native/log_format.h"),
+        ],
+        extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
+        extra_link_args=LINK,
+        optional=True,
+    ),
+    Extension(
+        "virta.views._native",
+        ["native/views.c"],
+        depends=[*map(str, Path("native").glob("views_*.h")), "native/json_scan.h"],
         extra_compile_args=[*FLAGS, "-std=c11", "-Wall", "-Wextra"],
         extra_link_args=LINK,
         optional=True,

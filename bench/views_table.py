@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import virta
 from views_workload import BATCH, CHANNEL, fill, query, random_event, resident
-from virta.event.row_changes import KeyRule, read_event_change
+from virta.event.row_changes import KeyRule
 from virta.filters import parse
+from virta.views.changes import read_changes
 from virta.views.limits import ViewLimits
 from virta.views.tables.passes import MembershipPass, ResumePass, reader_of
 from virta.views.tables.table_file import open_table, save_table
-from virta.views.view import View, ViewFilter
+from virta.views.view import View, ViewFilter, deliver_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,13 +90,9 @@ def measure_steps(table, rows: int, views: int) -> None:
     position = table.position
     began = time.process_time()
     for start in range(0, len(values), BATCH):
-        changes = [
-            (position + at, read_event_change(b"", value, table.rule))
-            for at, value in enumerate(values[start : start + BATCH])
-        ]
+        changes = read_changes(values[start : start + BATCH], position, table.rule)
         position += BATCH
-        for view in table.apply(changes, position):
-            view.deliver()
+        deliver_all(table.apply(changes, position), 0.0)
     seconds = time.process_time() - began
     print(f"live step alone, nobody subscribed: {len(values) / seconds:,.0f} events/s")
 

@@ -18,6 +18,7 @@ MODULES: Final = (
     "virta.log._native",
     "virta.match._core",
     "virta.hub._native",
+    "virta.views._native",
     "virta.journal._native",
     "virta.spark._arrow",
     "virta.spark._jsoncols",

@@ -61,8 +61,11 @@ class HubStack:
             inline_s_max=inline_s_max,
         )
         self.executor = ThreadPoolExecutor(2)
-        self.replayer = Replayer(self.hub, self.log, self.table, self.executor)
+        self.replayer = self.make_replayer(self.log)
         self.follower.start()
+
+    def make_replayer(self, log, index=None):
+        return Replayer(self.hub, log, self.table, self.executor, index=index)
 
     def arrived(self, records):
         self.publisher.arrived(records)

@@ -6,14 +6,39 @@ import stat
 
 import pytest
 
+import virta
 from virta.errors import FilterError, HubError, LogWriteError
 from virta.hub import registry as module
 from virta.hub.registry import Registry
 
 
 @pytest.fixture
-def registry(tmp_path):
-    made = Registry(tmp_path / "registry")
+def log():
+    """The log of `registry`, before it is opened and after."""
+    return RegistryLog()
+
+
+class RegistryLog:
+    def __init__(self):
+        self.log = None
+        self.fails = False
+
+    def open(self, path, **options):
+        self.log = virta.open(path, **options)
+        return self
+
+    def append(self, *arguments, **options):
+        if self.fails:
+            raise LogWriteError("disk full")
+        return self.log.append(*arguments, **options)
+
+    def __getattr__(self, name):
+        return getattr(self.log, name)
+
+
+@pytest.fixture
+def registry(tmp_path, log):
+    made = Registry(tmp_path / "registry", open_log=log.open)
     yield made
     made.close()
 
@@ -84,26 +109,21 @@ def test_the_number_of_filters_is_limited(registry, monkeypatch):
     assert registry.ids("i", "c") == [id_]
 
 
-def test_a_filter_that_cannot_be_stored_is_not_registered(registry):
+def test_a_filter_that_cannot_be_stored_is_not_registered(registry, log):
     """The answer is the log's error, and the filter matches nothing."""
-    real = registry._log.append
-
-    def refuse(*arguments, **named):
-        raise LogWriteError("disk full")
-
-    registry._log.append = refuse
+    log.fails = True
     with pytest.raises(LogWriteError):
         registry.register("i", "c", {"equals": {"a": 1}}, "koncorde")
-    registry._log.append = real
+    log.fails = False
 
     assert registry.test_document("i", "c", {"a": 1}, None) == []
     assert registry.register("i", "c", {"equals": {"a": 1}}, "koncorde")["diff"] is not False
 
 
-def test_a_stored_filter_that_no_longer_parses_is_left_out(registry, tmp_path, caplog):
+def test_a_stored_filter_that_no_longer_parses_is_left_out(registry, log, tmp_path, caplog):
     """The server starts without it and says so."""
     bad = b'{"index":"i","collection":"c","dialect":"koncorde","filter":{"nonsense":1}}'
-    registry._log.append(module.FILTERS_TOPIC, "x" * 64, bad)
+    log.append(module.FILTERS_TOPIC, "x" * 64, bad)
     good = registry.register("i", "c", "a=1", "query-string")["id"]
 
     restarted = again(registry, tmp_path)
@@ -146,9 +166,9 @@ def test_only_the_owner_can_read_it(registry, tmp_path):
     assert modes == {0o600}
 
 
-def test_removing_what_is_not_there(registry):
+def test_removing_what_is_not_there(registry, log):
     """It returns False and writes nothing."""
-    before = registry._log.next_offset
+    before = log.next_offset
 
     assert registry.remove("0" * 64) is False
-    assert registry._log.next_offset == before
+    assert log.next_offset == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +13,7 @@ import virta
 from virta.errors import ViewError
 from virta.event.row_changes import KeyRule
 from virta.filters import parse
+from virta.hub import event_batch
 from virta.hub.delivery import Delivery
 from virta.views import live_table, live_views
 from virta.views.limits import ViewLimits
@@ -21,7 +23,7 @@ from virta.views.tables import table_file
 from virta.views.tables.passes import MembershipPass, ResumePass
 from virta.views.tables.table import RowTable
 from virta.views.view import ViewFilter
-from waiting import until
+from waiting import turns, until
 
 RULE = KeyRule()
 PAID = ViewFilter(parse("status=paid"))
@@ -149,6 +151,67 @@ class TestSharing:
         assert len(tables) == 1
         assert sum(passes) == 40
         assert len(passes) <= 3
+
+    def test_a_pass_waits_for_views_that_come_one_after_the_other(self, tmp_path, monkeypatch):
+        """For no longer than it takes: of a small table it does not wait, and those that are late need another."""
+        passes, by_case = [], []
+        real = MembershipPass.__init__
+        monkeypatch.setattr(
+            MembershipPass,
+            "__init__",
+            lambda self, table, views: passes.append(len(views)) or real(self, table, views),
+        )
+        monkeypatch.setattr(live_table, "GATHER_S", 0.0)  # a turn of the loop
+
+        async def scenario(stack):
+            await stack.publish(*[event(n, str(n), n=n) for n in range(40)])
+            await stack.connect()  # builds the table
+            for row_s in (60.0, 0.0):
+                monkeypatch.setattr(live_table, "PASS_ROW_S", row_s)
+                passes.clear()
+                opened = []
+                for n in range(8):
+                    filter_ = ViewFilter(parse(f"n={n};n={100 + row_s}"))
+                    opened.append(asyncio.ensure_future(stack.connect(filter_)))
+                    await turns()
+                for n, (sink, _) in enumerate(await asyncio.gather(*opened)):
+                    assert sink.names() == ["snapshot", ("row", str(n)), "live"]
+                by_case.append(list(passes))
+
+        run(scenario, tmp_path)
+        assert by_case[0] == [8]
+        assert len(by_case[1]) > 1
+
+    @pytest.mark.usefixtures("either_step")
+    @pytest.mark.skipif(not event_batch._native, reason="event batches need the native module")
+    def test_batches_of_events(self, tmp_path):
+        """Each table gets every event of a batch once, by its own rule."""
+
+        async def scenario(stack):
+            await stack.publish(event(0, "a", id=7, status="paid"))
+            by_subject, _ = await stack.connect()
+            by_id, _ = await stack.connect(rule=KeyRule("/data/id"))
+            events = [event(n, f"k{n}", id=n % 3, status="paid") for n in range(1, 20)]
+            events += [event(20, "k1"), event(21, "k2") | {"data": None}, event(22, None, id=1)]
+            batch = event_batch.split_batch(
+                "orders", json.dumps(events).encode(), 0, events_max=99, event_bytes_max=9999
+            )
+            done = asyncio.get_running_loop().create_future()
+            stack.base.publisher.submit(batch, done.set_result)
+            await done
+            frames = [(f.name, f.key, f.offset) for f in by_subject.frames][3:]
+            assert frames[:19] == [("enter", f"k{n}", n) for n in range(1, 20)]
+            assert frames[19:] == [("leave", "k1", 20), ("leave", "k2", 21)]
+            assert [f.key for f in by_id.frames if f.name == "update"] == [
+                str(n % 3) for n in range(4, 20)
+            ]
+            # What a table knows already, from the log, is not applied again.
+            [live] = [one for one in stack.views.channels["orders"] if not one.table.rule.steps]
+            values = batch.values()
+            stack.views.append_batch("orders", batch.offset + len(values) - 2, [values[0]] * 3)
+            assert [offset for offset, _ in live.changes] == [live.table.position]
+
+        run(scenario, tmp_path)
 
     def test_consumers_that_resume_together_share_one_pass(self, tmp_path, monkeypatch):
         monkeypatch.setattr(live_table, "RESUME_AT_ONCE", 0)
@@ -332,7 +395,7 @@ class TestUpkeep:
         with virta.open(tmp_path / "log") as log:
             path = table_file.table_path(files, "orders", RULE)
             table = table_file.load_table(path, log, "orders", RULE)
-            assert set(table.numbers) == {"a", "b"}
+            assert set(table.keys) == {"a", "b"}
             assert table.position == log.next_offset
 
     def test_a_file_that_cannot_be_written_is_a_warning(self, tmp_path, caplog):
@@ -393,7 +456,7 @@ class TestUpkeep:
 
             async def build_and_keep(*arguments):
                 live = await build(*arguments)
-                await stack.views._keep_once()
+                await stack.views.keep_once()
                 return live
 
             monkeypatch.setattr(stack.views, "_build", build_and_keep)
@@ -401,7 +464,7 @@ class TestUpkeep:
             await stack.publish(event(1, "a", status="paid"))
             assert sink.names() == ["snapshot", "live", ("enter", "a")]
             consumer.close()
-            await stack.views._keep_once()
+            await stack.views.keep_once()
             assert not stack.views.channels
 
         run(scenario, tmp_path, view_linger_s=0.0, view_idle_s=0.0)
@@ -424,7 +487,7 @@ class TestUpkeep:
 
             live.views.clear()
             monkeypatch.setattr(stack.views, "_save", save_and_replace)
-            await stack.views._keep_once()
+            await stack.views.keep_once()
             assert built
             assert await stack.views.table(live.table.channel, live.table.rule) is built[0]
 
@@ -436,7 +499,7 @@ class TestUpkeep:
 
         async def scenario(stack):
             async def touched_and_keep(live, view, position):
-                await stack.views._keep_once()
+                await stack.views.keep_once()
                 return await touched(live, view, position)
 
             await stack.publish(event(1, "a", status="paid"))

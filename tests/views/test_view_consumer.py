@@ -9,12 +9,15 @@ import pytest
 from virta.event.row_changes import DELETE, SET, TRUNCATE, KeyRule, RowChange
 from virta.filters import parse
 from virta.views import consumer as consumer_module
+from virta.views import view as view_module
 from virta.views.consumer import GAP, OVERFLOW, ViewConsumer
-from virta.views.frames import EMPTY_ID, NO_ID
+from virta.views.frames import EMPTY_ID, NO_ID, FrameEncoder, ViewFrame
 from virta.views.limits import ViewLimits
 from virta.views.tables.passes import MembershipPass
 from virta.views.tables.table import RowTable
 from virta.views.view import View, ViewFilter
+
+pytestmark = pytest.mark.usefixtures("either_step")
 
 
 class Sink:
@@ -68,8 +71,7 @@ class Scene:
                 value = json.dumps({"id": str(at), "source": "/", "data": data}).encode()
                 self.values[at] = value
                 changes.append((at, RowChange(SET, key, value, value)))
-        for view in self.table.apply(changes, first + len(rows)):
-            view.deliver()
+        view_module.deliver_all(self.table.apply(changes, first + len(rows)), 1.5)
 
     def pump(self):
         """Send everything that waits, reading values that are not in memory."""
@@ -347,6 +349,43 @@ def test_a_row_that_expired_while_it_waited():
     one.consumer.pump()
 
     assert [(f.name, f.key, f.reason) for f in one.sink.frames[:1]] == [("leave", "a", "expired")]
+
+
+def test_an_output_gets_bytes_while_the_consumer_keeps_up():
+    """Behind the snapshot, and not while it is paused or something waits; one payload for all that get the same."""
+    one = Scene()
+    written = []
+    others = [ViewConsumer(one.view, one.sink) for _ in range(2)]
+    for consumer in (one.consumer, *others):
+        consumer.output = (written.append, b"tag", False)
+    one.put(("a", "paid"))
+    assert one.start() == [("snapshot", ""), ("row", "a"), ("live", "")]
+    assert written == []
+    one.put(("b", "paid"), ("a", "new"))
+    hits = [
+        ViewFrame("enter", 2, "b", 1, one.values[1]),
+        ViewFrame("leave", 3, "a", 2, one.values[2], "changed"),
+    ]
+    frames = b"".join(FrameEncoder("tag").encode(hits))
+    assert written == [frames]
+
+    one.sink.blocked = True
+    one.consumer.pause()
+    one.put(("c", "paid"))
+    assert (written, one.sink.take()) == ([frames], [])
+    one.sink.blocked = False
+    assert one.pump() == [("enter", "c"), ("live", "")]
+    one.put(("d", "paid"))
+    assert len(written) == 2
+
+    for consumer in others:
+        consumer.begin_snapshot()
+        consumer.pump()
+    one.put(("e", "paid"))
+    assert written[2] is written[3] is written[4]
+    one.consumer.close()
+    one.put(("f", "paid"))
+    assert len(written) == 7
 
 
 def test_a_leave_shows_the_new_row_only_within_the_row_filter():

@@ -150,8 +150,9 @@ class TestIdentity:
             {"filter_": ViewFilter(TENANT)},
             {"filter_": ViewFilter(PAID, TENANT)},
             {"filter_": ViewFilter(PAID, None, ROOT_EVENT)},
-            {"more": "/data/a|"},
-            {"more": "|count|"},
+            {"fields": "/data/a"},
+            {"select": "count|"},
+            {"fields": "count|"},
         ],
     )
     def test_a_tag_is_everything_that_decides_what_a_consumer_gets(self, other):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import view_model
 from view_model import CHANNEL, Client, Model
 
 from virta.event.row_changes import read_change
@@ -42,6 +43,7 @@ def run(seed: int, directory) -> Model:
     return model
 
 
+@pytest.mark.usefixtures("either_step")
 @pytest.mark.parametrize("start", range(0, SEEDS, 15))
 def test_clients_have_the_result_at_every_quiet_point(start, tmp_path):
     """Random records, views, cuts, restarts, retention and compaction: rows = filter over the newest events."""
@@ -245,6 +247,17 @@ def test_numbers_of_views_are_not_used_again(monkeypatch, tmp_path):
         self._numbers = iter([one.number, *range(one.number + 1000, one.number + 2000)])
 
     monkeypatch.setattr(index.ViewIndex, "remove", remove)
+    assert_noticed(tmp_path)
+
+
+def test_a_tag_has_the_row_filter(monkeypatch, tmp_path):
+    """A client that comes back with another token must not resume what the first one could see."""
+    real = view_model.view_tag
+    monkeypatch.setattr(
+        view_model,
+        "view_tag",
+        lambda *given: real(*given[:4], view.ViewFilter(given[4].own, None, given[4].root)),
+    )
     assert_noticed(tmp_path)
 
 

@@ -14,16 +14,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from virta.event.row_changes import KeyRule, read_change
+import msgspec
+
+from virta.event.row_changes import KeyRule, event_of, read_change
 from virta.filters import Filter, parse
 from virta.log.record import Name, Record
+from virta.views import view as view_module
 from virta.views.consumer import GAP, UNKNOWN_POSITION, ViewConsumer
 from virta.views.frames import EMPTY_ID, ViewFrame
 from virta.views.limits import ViewLimits
 from virta.views.tables.passes import MembershipPass, ResumePass
 from virta.views.tables.table import RowTable
 from virta.views.tables.table_file import open_table, save_table, table_path
-from virta.views.tables.values import event_of
 from virta.views.view import View, ViewFilter, view_tag
 
 if TYPE_CHECKING:
@@ -190,9 +192,18 @@ class Client:
     # As a sink.
 
     def write_frames(self, frames, payloads) -> None:
+        assert not self.blocked
         self.flight += [
             ViewFrame(f.name, f.id, f.key, f.offset, f.event, f.reason, f.data) for f in frames
         ]
+
+    def write_bytes(self, chunk: bytes) -> None:
+        """Take frames of rows as the bytes of one chunk."""
+        assert not self.blocked
+        size, _, rest = chunk.partition(b"\r\n")
+        body, end = rest[: int(size, 16)], rest[int(size, 16) :]
+        assert end == b"\r\n"
+        self.flight += [read_frame(text, self.tag) for text in body.split(b"\n\n")[:-1]]
 
     def wants_pump(self, consumer) -> None:
         pass
@@ -207,6 +218,23 @@ class Client:
         self.consumer = None
         self.flight.clear()
         self.live = self.blocked = self.waits = self.in_snapshot = False
+
+
+def read_frame(text: bytes, tag: str) -> ViewFrame:
+    """Return the frame of a row in a server-sent event; the event keeps its bytes."""
+    name, id_, data = text.split(b"\n")
+    members = msgspec.json.decode(data.removeprefix(b"data: "), type=dict[str, msgspec.Raw])
+    event = members.get("event")
+    reason = json.loads(bytes(members.get("reason", b'""')))
+    assert id_.startswith(b"id: " + tag.encode() + b".")
+    return ViewFrame(
+        name.removeprefix(b"event: ").decode(),
+        int(id_.rpartition(b".")[2]),
+        json.loads(bytes(members["key"])),
+        json.loads(bytes(members["offset"])),
+        None if event is None else bytes(event),
+        reason,
+    )
 
 
 class Model:
@@ -233,8 +261,11 @@ class Model:
 
     def new_client(self) -> Client:
         own = parse(*self.random.choice(FILTERS))
+        return Client(own, self.row_filter())
+
+    def row_filter(self) -> Filter | None:
         row = self.random.choice(ROW_FILTERS)
-        return Client(own, None if row is None else parse(*row))
+        return None if row is None else parse(*row)
 
     # Records.
 
@@ -281,8 +312,7 @@ class Model:
             key, value = self.value()
             record = self.log.append(CHANNEL, key, value)
             changes.append((record.offset, read_change(record, self.rule)))
-        for view in self.table.apply(changes, self.log.next_offset):
-            view.deliver()
+        view_module.deliver_all(self.table.apply(changes, self.log.next_offset), 0.0)
 
     # The server.
 
@@ -303,6 +333,8 @@ class Model:
         return view
 
     def connect(self, client: Client) -> None:
+        if self.random.random() < 0.1:
+            client.row_filter = self.row_filter()  # it comes back with another token
         client.waits = True
         self.view_of(client)
 
@@ -317,6 +349,8 @@ class Model:
 
     def attach(self, client: Client, view: View) -> None:
         consumer = client.consumer = ViewConsumer(view, client)
+        if self.clients.index(client) % 2:
+            consumer.output = (client.write_bytes, client.tag.encode(), True)
         client.seen.clear()
         client.resumed_at = None
         if client.last_id is None:
@@ -364,8 +398,7 @@ class Model:
         if missing:
             values = self.log.values(missing)
             if lost := set(missing) - values.keys():
-                for view in self.table.lose(lost):
-                    view.deliver()
+                view_module.deliver_all(self.table.lose(lost), 0.0)
             client.consumer.pump(values)
 
     def remove_view(self) -> None:
@@ -379,8 +412,7 @@ class Model:
             self.table.index.remove(self.views.pop(self.random.choice(unused)))
 
     def expire(self) -> None:
-        for view in self.table.expire(self.log.first_offset):
-            view.deliver()
+        view_module.deliver_all(self.table.expire(self.log.first_offset), 0.0)
 
     def save(self) -> None:
         save_table(self.log, self.table, self.directory)  # type: ignore[arg-type]
@@ -514,6 +546,8 @@ class Model:
             self.read(client, rand.randint(0, len(client.flight)))
         elif choice < 0.83:
             client.blocked = not client.blocked
+            if client.blocked and client.consumer is not None:
+                client.consumer.pause()
         elif choice < 0.88:
             self.read(client, rand.randint(0, len(client.flight)))
             client.cut()

@@ -114,7 +114,7 @@ def parse_pointer(text: str, option: str) -> tuple[str, ...]:
 
 
 def read_change(record: RecordLike, rule: KeyRule) -> RowChange:
-    """Return what a record of the log does."""
+    """Return the row change of a record of the log."""
     if not record.value:
         key = None if rule.steps else _record_key(bytes(record.key))
         return NOTHING if key is None else RowChange(DELETE, key)

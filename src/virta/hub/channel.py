@@ -41,7 +41,7 @@ class FilterGroup:
         self.id = ""  # in the index
         self.subscriptions: dict[int, dict[ChannelSubscription, None]] = {}
         self.hits: list[Delivery] = []
-        self.sent = 0  # events that matched while somebody was subscribed
+        self.sent = 0  # events that matched while there were subscribers
 
     def __bool__(self) -> bool:
         return bool(self.subscriptions or self.limited)

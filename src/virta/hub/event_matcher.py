@@ -8,12 +8,12 @@ An event that the matcher cannot read satisfies no filter.
 from __future__ import annotations
 
 import logging
+from array import array
 from functools import lru_cache
-from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from virta.errors import EventError
-from virta.event.document import DOCUMENT_DIALECT, document_of
+from virta.event.document import DOCUMENT_DIALECT, EventHead, document_of
 from virta.filters import Filter
 from virta.filters.tree import Everything, all_of
 from virta.hub.event_batch import EventBatch
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("virta.hub")
 
-# A set of filters by their numbers; a set of one is that number, which takes no object of its own.
-FilterSet = int | tuple[int, ...]
+# How many filters an event satisfies, and its members that `EventHead` names: None if absent or no text.
+Head = tuple[int, str | None, str | None, str | None]
+HEAD_MEMBERS = EventHead.__struct_fields__
 
 EVENT, DOCUMENT = "event", "document"
-NO_FILTER: tuple[int, ...] = ()
 # Not JSON and not blank: satisfies no filter.
 UNREADABLE = b"-"
 # Matchers of single filters, for history: each takes 50 KiB, and 200 µs to make.
@@ -79,6 +79,20 @@ def all_satisfy(row_filter: Filter, part: Sequence[Matchable] | EventBatch) -> b
     return single_matcher(row_filter, root_of(row_filter)).count(part) == len(part)
 
 
+def read_heads(row_filter: Filter | None, values: list[bytes]) -> list[Head | None]:
+    """
+    Return the head of each event and whether it satisfies a filter, both from one parse.
+
+    None for an event that has line ends, or that only Python can parse: `virta.event.document.read_published` reads
+    it. Without a filter no event is said to satisfy it.
+    """
+    if row_filter is None or matches_everything(row_filter):
+        if len(values) == 1:  # a call of the matcher takes longer than msgspec
+            return [None]
+        return _empty_matcher().read_heads(values)
+    return single_matcher(row_filter, root_of(row_filter)).read_heads(values)
+
+
 class EventMatcher:
     """An index over filters that apply to one root."""
 
@@ -109,6 +123,24 @@ class EventMatcher:
         except EventError:
             return [self._match_one(value) for value in values]
 
+    def read_heads(self, values: list[bytes]) -> list[Head | None]:
+        """Return the head of each event, and how many filters hold; None for those that are not read here."""
+        try:
+            if self._root == EVENT:
+                return cast("list[Head | None]", self._matcher.match_members(values, HEAD_MEMBERS))
+            heads = _empty_matcher().read_heads(values)
+            documents = [
+                b"" if head is None or head[2] is None else _document(value, head[2])
+                for value, head in zip(values, heads, strict=True)
+            ]
+            found = self._matcher.match_members(documents, ())
+            return [
+                head if head is None or hits is None else (hits[0], *head[1:])
+                for head, hits in zip(heads, found, strict=True)
+            ]
+        except EventError:
+            return [None] * len(values)
+
     def count(self, events: Sequence[Matchable] | EventBatch) -> int:
         """Return how many pairs of an event and a filter hold, without naming them."""
         if isinstance(events, EventBatch):
@@ -123,11 +155,14 @@ class EventMatcher:
         except EventError:
             return sum(len(self._match_one(value)) for value in values)
 
-    def match_sets(self, values: Sequence[bytes], ids: Sequence[str] = ()) -> list[FilterSet]:
+    def match_numbers(
+        self, values: Sequence[bytes], ids: Sequence[str] = ()
+    ) -> tuple[memoryview[int], memoryview[int]]:
         """
-        Return for each event what identifies the set of filters that hold, for `ids_of`.
+        Return the numbers of the filters that hold, for `ids_of`, and offsets: event i has
+        numbers[offsets[i]:offsets[i+1]]. Without any hit there may be no offsets.
 
-        Equal results stand for equal sets as long as no filter is added or removed; equal sets may differ in order.
+        A number stands for the same filter as long as none is added or removed.
 
         Args:
             values: the JSON of each event, on one line.
@@ -136,26 +171,20 @@ class EventMatcher:
         if self._root == DOCUMENT:
             values = [_document(value, id_) for value, id_ in zip(values, ids, strict=True)]
         try:
-            found, places = self._matcher.match_many(b"\n".join(values), "uint32")
+            return self._matcher.match_many(b"\n".join(values), "uint32")
         except EventError:
-            return [self._set_of(self._match_one(value)) for value in values]
-        if not found:
-            return [NO_FILTER] * len(values)
-        numbers, ends = found.tolist(), places.tolist()
-        return [
-            numbers[start] if end - start == 1 else tuple(numbers[start:end])
-            for start, end in pairwise(ends)
-        ]
+            numbers, ends = array("I"), array("I", [0])
+            for value in values:
+                found = [self._matcher.number_of(id_) for id_ in self._match_one(value)]
+                numbers.extend([number for number in found if number is not None])
+                ends.append(len(numbers))
+            return memoryview(numbers), memoryview(ends)
 
-    def ids_of(self, found: FilterSet) -> list[str]:
-        """Return the ids of the filters of a set."""
-        numbers = (found,) if isinstance(found, int) else found
-        ids = [self._matcher.id_of(number) for number in numbers]
+    def ids_of(self, numbers: int | tuple[int, ...]) -> list[str]:
+        """Return the ids of the filters with these numbers, or with this one."""
+        some = (numbers,) if isinstance(numbers, int) else numbers
+        ids = [self._matcher.id_of(number) for number in some]
         return [id_ for id_ in ids if id_ is not None]
-
-    def _set_of(self, ids: list[str]) -> FilterSet:
-        numbers = [self._matcher.number_of(id_) or 0 for id_ in ids]
-        return numbers[0] if len(numbers) == 1 else tuple(numbers)
 
     def match_batch(self, batch: EventBatch) -> list[tuple[int, str]]:
         """Return the index in the batch and the id of each hit; the events of a batch are always readable."""
@@ -177,6 +206,11 @@ class EventMatcher:
         except EventError as error:
             logger.warning("event_unreadable: %s", error.message)
             return []
+
+
+@lru_cache(1)
+def _empty_matcher() -> EventMatcher:
+    return EventMatcher(EVENT)
 
 
 @lru_cache(SINGLE_MATCHERS_MAX)

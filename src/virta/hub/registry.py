@@ -29,7 +29,10 @@ from virta.log.group_commit import LOCK_S_MAX
 from virta.match import NamedMatchers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from virta.log import Log
 
 logger = logging.getLogger("virta.hub")
 
@@ -72,10 +75,10 @@ class Registered:
 class Registry:
     """Filters by id, and by index and collection. Methods that write block on the disk: call them in a thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, open_log: Callable[..., Log] = virta.log.open) -> None:
         # Subscriptions contain secrets of their sinks.
         _keep_private(path)
-        self._log = virta.log.open(path, lock_timeout=LOCK_S_MAX)
+        self._log = open_log(path, lock_timeout=LOCK_S_MAX)
         self._filters: dict[str, Registered] = {}
         self._locks = [threading.Lock() for _ in range(LOCKS)]
         self._documents = NamedMatchers()

@@ -145,7 +145,7 @@ class AggregateFold:
             elif frame.name in {ROW, ENTER, UPDATE}:
                 assert frame.event is not None
                 self._remove(frame.key)
-                self._add(frame.key, frame.event)
+                self._add_row(frame.key, frame.event)
             elif frame.name == LEAVE:
                 self._remove(frame.key)
 
@@ -182,11 +182,11 @@ class AggregateFold:
                     code="aggregate-not-a-number",
                 )
 
-    def _add(self, key: str, event: bytes) -> None:
+    def _add_row(self, key: str, event: bytes) -> None:
         group = raw_at(event, self._selection.group) if self._selection.group else None
         if group is None or group[:1] in b"{[":
             group = b"null"
-        values = tuple(self._number(term, event) for term in self._selection.terms)
+        values = tuple(self._number_at(term, event) for term in self._selection.terms)
         self._rows[key] = (group, values)
         found = self._groups.get(group)
         if found is None:
@@ -218,7 +218,7 @@ class AggregateFold:
                 if at in found.extremes:
                     found.extremes[at].remove(value)
 
-    def _number(self, term: Term, event: bytes) -> Fraction | None:
+    def _number_at(self, term: Term, event: bytes) -> Fraction | None:
         if not term.steps:
             return None
         raw = raw_at(event, term.steps)
@@ -243,7 +243,7 @@ class AggregateFold:
                 value = None
                 if extremes is not None:
                     value = extremes.low() if term.function == "min" else extremes.high()
-            shown[term.name] = _shown(value)
+            shown[term.name] = _json_number(value)
         return shown
 
 
@@ -259,7 +259,7 @@ def exact_number(raw: bytes) -> Fraction | None:
         return None
 
 
-def _shown(value: Fraction | int | None) -> Any:
+def _json_number(value: Fraction | int | None) -> Any:
     if value is None or isinstance(value, int):
         return value
     if value.denominator == 1 and abs(value.numerator) < 2**53:

@@ -18,6 +18,7 @@ frame from the map is the first offset of the next waiting key: everything below
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from virta.event.row_changes import ROOT_AUTO, row_of
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 PIECE_FRAMES: Final = 512
 PIECE_BYTES: Final = 256 * 1024
 NO_VALUES: Final[dict[int, bytes]] = {}
+# Where the frames of a step may be written without asking the sink: a function that takes bytes, the tag of the
+# positions, and whether the bytes are chunks of HTTP/1.1.
+Output = tuple[Callable[[bytes], object], bytes, bool]
 
 GAP, OVERFLOW, UNKNOWN_POSITION = "gap", "overflow", "unknown-position"
 
@@ -80,8 +84,11 @@ class ViewConsumer:
         "_reset",
         "_snapshot_due",
         "closed",
+        "direct",
+        "output",
         "sink",
         "view",
+        "written_at",
     )
 
     def __init__(self, view: View, sink: FrameSink) -> None:
@@ -94,6 +101,9 @@ class ViewConsumer:
         self._map: dict[str, _Waiting] = {}
         self._reset = ""  # the reason of a reset that has to be sent
         self._snapshot_due = False
+        self.output: Output | None = None
+        self.direct: Output | None = None  # the output, only while it keeps up
+        self.written_at = 0.0  # monotonic seconds: when frames went to the output
 
     # Beginning: one of these, then `pump`.
 
@@ -113,6 +123,7 @@ class ViewConsumer:
     def close(self) -> None:
         """End; nothing is sent any more."""
         self.closed = True
+        self.direct = None
         self.view.consumers.pop(self, None)
         self._map.clear()
         self._numbers = None
@@ -157,6 +168,7 @@ class ViewConsumer:
                 self._note(hit)
         self._check_overflow()
         self._live = False
+        self.direct = None
         if not self.sink.blocked:
             self.sink.wants_pump(self)
 
@@ -189,6 +201,7 @@ class ViewConsumer:
         self._map.clear()
         self._numbers = None
         self._live = False
+        self.direct = None
         self._snapshot_due = True
         self._reset = reset
 
@@ -220,7 +233,12 @@ class ViewConsumer:
             self.sink.write_frames(frames, {})
         if not missing and not self.idle and not self.sink.blocked and not self.closed:
             self.sink.wants_pump(self)
+        self.direct = self.output if self.keeps_up and not self.closed else None
         return missing
+
+    def pause(self) -> None:
+        """Ask the sink again before every write: it is blocked, and calls `pump` when it is not."""
+        self.direct = None
 
     def ping(self, timestamp: str) -> ViewFrame:
         """Return a `ping`; its id is the position if nothing waits."""
@@ -253,7 +271,7 @@ class ViewConsumer:
             if number < len(table.keys) and view.number in table.members[number]:
                 key, offset = table.keys[number], table.offsets[number]
                 assert key is not None
-                event = self._value(number, offset, values)
+                event = self._row_value(number, offset, values)
                 if event is None:
                     ahead = numbers[self._cursor : self._cursor + PIECE_FRAMES]
                     return self._missing(ahead, offset, values)
@@ -271,7 +289,7 @@ class ViewConsumer:
         offsets = [table.row_at(n) for n in numbers if table.values.get(n) is None]
         return sorted({o for o in offsets if o >= 0 and o not in values} | {stuck})
 
-    def _value(self, number: int, offset: int, values: Mapping[int, bytes]) -> bytes | None:
+    def _row_value(self, number: int, offset: int, values: Mapping[int, bytes]) -> bytes | None:
         event = self.view.table.values.get(number)
         if event is None:
             event = values.get(offset)
@@ -311,7 +329,7 @@ class ViewConsumer:
         number = table.numbers.get(key, -1)
         offset = table.row_at(number)
         if offset >= 0 and view.number in table.members[number]:
-            event = self._value(number, offset, values)
+            event = self._row_value(number, offset, values)
             if event is None:
                 return None, offset
             return ViewFrame(UPDATE if waiting.was else ENTER, NO_ID, key, offset, event), -1

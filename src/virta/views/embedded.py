@@ -80,7 +80,8 @@ class LiveView:
         self._read = reader_of(log, channel)
         self._view = View(self._table, filter_)
         self._table.index.add(self._view)
-        self._tag = view_tag(log.id, log.epoch, channel, rule, filter_)
+        select = "" if selection is None else selection.text
+        self._tag = view_tag(log.id, log.epoch, channel, rule, filter_, select=select)
         self._expiry_at = 0.0
         membership = MembershipPass(self._table, [self._view])
         for piece in membership.pieces():
@@ -97,7 +98,7 @@ class LiveView:
 
     @property
     def position(self) -> str:
-        """Where to continue later: the `since` of another view of the same log, channel and filter."""
+        """Where to continue later: the `since` of another view of the same log, channel and filter, also of a server."""
         return f"{self._tag}.{self._table.position}"
 
     def aggregate(self) -> list[dict[str, Any]]:
@@ -180,7 +181,7 @@ class LiveView:
     # Parts.
 
     def _begin(self, since: str | None) -> None:
-        if since is None:
+        if since is None or self._fold is not None:  # aggregates have no history
             self._consumer.begin_snapshot()
             return
         place = parse_position(since)

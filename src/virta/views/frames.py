@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from virta import native
 from virta.errors import ViewError
 from virta.event.row_changes import parse_pointer, raw_at
+from virta.hub.frames import chunk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_native = native.load("virta.views._native")
 
 SNAPSHOT, ROW, LIVE, RESET, PING, AGGREGATE = (
     "snapshot",
@@ -105,34 +109,19 @@ class FrameEncoder:
 
     def encode(self, frames: Sequence[ViewFrame]) -> list[bytes]:
         """Return the frames as server-sent events, or as JSON texts of a WebSocket."""
-        make = self._text if self._texts else self._sse
+        make = self._json_text if self._texts else self._sse
         return [make(frame) for frame in frames]
 
     def _sse(self, frame: ViewFrame) -> bytes:
-        if frame.id >= 0 and frame.event is not None and self._fields is None:
-            return b'event: %b\nid: %b.%d\ndata: {"key":%b,"offset":%d%b,"event":%b}\n\n' % (
-                frame.name.encode(),
-                self._tag,
-                frame.id,
-                _encode(frame.key),
-                frame.offset,
-                _reason(frame),
-                frame.event,
-            )
-        id_line = b""
-        if frame.id >= 0:
-            id_line = b"id: %b.%d\n" % (self._tag, frame.id)
-        elif frame.id == EMPTY_ID:
-            id_line = b"id:\n"
-        return b"event: %b\n%bdata: {%b}\n\n" % (frame.name.encode(), id_line, self._members(frame))
+        return _sse(self._tag, frame, self._fields)
 
-    def _text(self, frame: ViewFrame) -> bytes:
+    def _json_text(self, frame: ViewFrame) -> bytes:
         id_ = b""
         if frame.id >= 0:
             id_ = b',"id":"%b.%d"' % (self._tag, frame.id)
         elif frame.id == EMPTY_ID:
             id_ = b',"id":""'
-        members = self._members(frame)
+        members = _members(frame, self._fields)
         return b'{"frame":"%b"%b%b%b}' % (
             frame.name.encode(),
             id_,
@@ -140,19 +129,44 @@ class FrameEncoder:
             members,
         )
 
-    def _members(self, frame: ViewFrame) -> bytes:
-        if frame.data is not None:
-            return _encode(frame.data)[1:-1]
-        event = b""
-        if frame.event is not None:
-            shown = frame.event if self._fields is None else self._fields(frame.event)
-            event = b',"event":%b' % shown
-        return b'"key":%b,"offset":%d%b%b' % (
+
+def event_stream(tag: bytes, frames: list[ViewFrame], *, chunked: bool) -> bytes:
+    """Return frames as server-sent events, end to end; as one chunk of HTTP/1.1 if wanted."""
+    if _native is not None:
+        made: bytes | None = _native.event_stream(tag, frames, chunked)
+        if made is not None:
+            return made
+    body = b"".join([_sse(tag, frame, None) for frame in frames])
+    return chunk(body) if chunked else body
+
+
+def _sse(tag: bytes, frame: ViewFrame, fields: Projection | None) -> bytes:
+    if frame.id >= 0 and frame.event is not None and fields is None:
+        return b'event: %b\nid: %b.%d\ndata: {"key":%b,"offset":%d%b,"event":%b}\n\n' % (
+            frame.name.encode(),
+            tag,
+            frame.id,
             _encode(frame.key),
             frame.offset,
             _reason(frame),
-            event,
+            frame.event,
         )
+    id_line = b""
+    if frame.id >= 0:
+        id_line = b"id: %b.%d\n" % (tag, frame.id)
+    elif frame.id == EMPTY_ID:
+        id_line = b"id:\n"
+    return b"event: %b\n%bdata: {%b}\n\n" % (frame.name.encode(), id_line, _members(frame, fields))
+
+
+def _members(frame: ViewFrame, fields: Projection | None) -> bytes:
+    if frame.data is not None:
+        return _encode(frame.data)[1:-1]
+    event = b""
+    if frame.event is not None:
+        shown = frame.event if fields is None else fields(frame.event)
+        event = b',"event":%b' % shown
+    return b'"key":%b,"offset":%d%b%b' % (_encode(frame.key), frame.offset, _reason(frame), event)
 
 
 def _reason(frame: ViewFrame) -> bytes:

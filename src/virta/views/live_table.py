@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from virta.errors import ViewError
 from virta.views.tables.passes import MembershipPass, ResumePass, reader_of
+from virta.views.view import deliver_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     from virta.views.tables.table import RowTable
     from virta.views.view import View
 
-# Views that are opened within this time share one pass over the rows.
+# Views that are opened within this time of each other share one pass over the rows: it waits for more of them, for at
+# most as long as it is going to take.
 GATHER_S: Final = 0.02
+PASS_ROW_S: Final = 5e-6
 # Waiting consumers that continue in one step of the event loop.
 RELEASED: Final = 16
 # A resume over at most this many touches is done at once, if no row has to be read for it.
@@ -68,8 +71,7 @@ class LiveTable:
             self.table.position = max(self.table.position, position)
 
     def deliver(self, views: Iterable[View]) -> None:
-        for view in views:
-            view.deliver()
+        deliver_all(list(views), time.monotonic())
 
     def end(self, error: ViewError) -> None:
         """End every consumer: the table cannot go on."""
@@ -104,17 +106,17 @@ class LiveTable:
 
     def _wake(self) -> None:
         if self._worker is None or self._worker.done():
-            self._worker = asyncio.ensure_future(self._work())
+            self._worker = asyncio.ensure_future(self._run_passes())
 
-    async def _work(self) -> None:
+    async def _run_passes(self) -> None:
         """Run passes; views and resumes that wait together share one."""
         while self._new or self._resumes:
-            await asyncio.sleep(GATHER_S)
+            await self._gather()
             new, resumes = dict(self._new), self._resumes
             self._resumes = []
             try:
                 if new:
-                    await self._fill(new)
+                    await self._fill_memberships(new)
                 if resumes:
                     resume = ResumePass(self.table, [(view, at) for view, at, _ in resumes])
                     await self._run(resume.run, self._read)
@@ -125,7 +127,17 @@ class LiveTable:
                 failed = ViewError(f"reading the rows failed: {error}", code="view-pass-failed")
                 _fail([*new.values(), *(future for _, _, future in resumes)], failed)
 
-    async def _fill(self, new: dict[View, asyncio.Future[None]]) -> None:
+    async def _gather(self) -> None:
+        """Wait while more views and resumes come: what misses the beginning of a pass needs another."""
+        end = time.monotonic() + self.table.rows * PASS_ROW_S
+        before = 0
+        while len(self._new) + len(self._resumes) > before:
+            before = len(self._new) + len(self._resumes)
+            await asyncio.sleep(GATHER_S)
+            if time.monotonic() > end:
+                break
+
+    async def _fill_memberships(self, new: dict[View, asyncio.Future[None]]) -> None:
         """Fill the memberships of views, and of those that come meanwhile, which are added to `new`."""
         work = MembershipPass(self.table, list(new))
         await self._run(work.prepare)

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from virta import files
 from virta.errors import LogError, ViewError
-from virta.event.row_changes import read_change, read_event_change
+from virta.event.row_changes import read_event_change
 from virta.hub.delivery import META, is_bookkeeping
+from virta.views.changes import read_changes, read_record
 from virta.views.consumer import GAP, UNKNOWN_POSITION, ViewConsumer
 from virta.views.limits import DEFAULT_LIMITS
 from virta.views.live_table import LiveTable
@@ -99,17 +100,13 @@ class LiveViews:
 
     def append_batch(self, channel: str, offset: int, values: Sequence[bytes]) -> None:
         for live in self.channels[channel]:
-            rule, position = live.table.rule, live.table.position
-            live.changes += [
-                (at, read_event_change(b"", value, rule))
-                for at, value in enumerate(values, offset)
-                if at >= position
-            ]
+            known = max(0, live.table.position - offset)  # the table has them
+            live.changes += read_changes(values[known:], offset + known, live.table.rule)
 
     def append_record(self, record: Record) -> None:
         for live in self.channels[str(record.topic)]:
             if record.offset >= live.table.position:
-                live.changes.append((record.offset, read_change(record, live.table.rule)))
+                live.changes.append((record.offset, read_record(record, live.table.rule)))
 
     def advance(self, position: int) -> None:
         for live in self._live():
@@ -263,13 +260,13 @@ class LiveViews:
         while True:
             await asyncio.sleep(UPKEEP_S)
             try:
-                await self._keep_once()
+                await self.keep_once()
             except LogError as error:
                 logger.warning("view_upkeep_failed code=%s: %s", error.code, error.message)
             except Exception:
                 logger.exception("view_upkeep_failed")
 
-    async def _keep_once(self) -> None:
+    async def keep_once(self) -> None:
         if not self.channels:
             return
         now = time.monotonic()
@@ -296,7 +293,7 @@ class LiveViews:
                 self._remove(live)
 
     def _is_idle(self, live: LiveTable) -> bool:
-        """Return whether a table can be dropped: unused for `view_idle_s`, and nobody opens it."""
+        """Return whether a table can be dropped: unused for `view_idle_s`, and no consumer is opening it."""
         opened = live.views or self._openers[live.table.channel, live.table.rule]
         return not opened and time.monotonic() - live.used_at > self.limits.view_idle_s
 

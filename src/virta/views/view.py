@@ -9,26 +9,30 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from virta import native
 from virta.event.row_changes import ROOT_AUTO, row_of
 from virta.filters import Filter
 from virta.filters.tree import all_of
 from virta.hub.event_matcher import (
     EVENT,
-    NO_FILTER,
     matches_everything,
     root_of,
     single_matcher,
 )
 from virta.hub.resume.positions import TAG_DIGITS
-from virta.views.frames import ViewFrame
+from virta.views.frames import ViewFrame, event_stream
 from virta.views.tables.index import LEAVE, event_id
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from virta.event.row_changes import KeyRule, RowChange
     from virta.views.consumer import ViewConsumer
     from virta.views.tables.table import RowTable
+
+_native = native.load("virta.views._native")
 
 # Numbers of rows that left are kept among those that joined until they are half of them.
 CANDIDATES_MIN: Final = 64
@@ -132,13 +136,23 @@ class View:
 
     # Delivery.
 
-    def deliver(self) -> None:
-        """Hand the hits of a step to the consumers."""
+    def deliver(self, now: float = 0.0) -> None:
+        """
+        Hand the hits of a step to the consumers.
+
+        Args:
+            now: monotonic seconds, for consumers with an output.
+        """
         hits, self.hits = self.hits, []
         truncated, self.truncated = self.truncated, False
         payloads: dict[object, object] = {}
         for consumer in tuple(self.consumers):
-            if truncated or not consumer.keeps_up:
+            direct = consumer.direct
+            if direct is not None and not truncated:
+                consumer.written_at = now
+                put, tag, chunked = direct
+                put(_shared_stream(hits, payloads, tag, chunked=chunked))
+            elif truncated or not consumer.keeps_up:
                 consumer.note(hits)
             else:
                 consumer.sink.write_frames(hits, payloads)
@@ -153,17 +167,43 @@ class View:
         value = row_of(event) if self.root == ROOT_AUTO else event
         seen = root_of(row_filter)
         ids = [] if seen == EVENT else [event_id(event)]
-        return single_matcher(row_filter, seen).match_sets([value], ids) != [NO_FILTER]
+        return bool(single_matcher(row_filter, seen).match_numbers([value], ids)[0])
+
+
+def _shared_stream(
+    hits: list[ViewFrame], payloads: dict[object, Any], tag: bytes, *, chunked: bool
+) -> bytes:
+    """Return hits as an event stream, made once for all outputs that get the same bytes."""
+    payload: bytes | None = payloads.get((tag, chunked))
+    if payload is None:
+        payload = payloads[tag, chunked] = event_stream(tag, hits, chunked=chunked)
+    return payload
+
+
+def deliver_all_plain(views: Sequence[View], now: float) -> None:
+    """Hand the hits of a step to the consumers of views; `now` is in monotonic seconds."""
+    for view in views:
+        view.deliver(now)
+
+
+deliver_all = deliver_all_plain if _native is None else _native.deliver_all
 
 
 def view_tag(
-    log_id: str, epoch: int, channel: str, rule: KeyRule, filter_: ViewFilter, more: str = ""
+    log_id: str,
+    epoch: int,
+    channel: str,
+    rule: KeyRule,
+    filter_: ViewFilter,
+    fields: str = "",
+    select: str = "",
 ) -> str:
     """
     Return the tag of positions of a view: everything that decides what a consumer gets.
 
     Args:
-        more: fields and aggregates, as text.
+        fields: what is sent of each event, as text; empty for all of it.
+        select: the aggregates, as text; empty for rows.
     """
-    text = "\0".join([log_id, str(epoch), channel, rule.text, filter_.id, more])
+    text = "\0".join([log_id, str(epoch), channel, rule.text, filter_.id, f"{fields}|{select}"])
     return hashlib.sha256(text.encode()).hexdigest()[:TAG_DIGITS]

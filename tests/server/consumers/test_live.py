@@ -16,6 +16,7 @@ from server_harness import STRUCTURED, Server
 from websockets.sync.client import connect
 
 import virta
+import virta.views
 from virta.filters import parse
 
 DEADLINE_S = 30.0
@@ -145,6 +146,22 @@ def test_records_of_another_process_count(live_server, tmp_path):
     client.close()
 
 
+def test_a_position_of_one_process_is_one_of_another(live_server, tmp_path):
+    """A view over the log and the server have tables of their own; a client goes on at either, with right kinds."""
+    for number, key in enumerate("abc"):
+        live_server.publish("orders", event(number, key, status="paid"))
+    with virta.open(tmp_path / "data" / "log") as log:
+        own = virta.views.open(log, "orders", "status=paid")
+        live_server.publish("orders", event(4, "a", status="new"), event(5, "d", status="paid"))
+        client = LiveClient(live_server, "status=paid", since=own.position)
+        assert client.until("live") == [("leave", "a"), ("enter", "d"), "live"]
+        client.close()
+        live_server.publish("orders", event(6, "d", status="new"), event(7, "b", status="paid"))
+        again = virta.views.open(log, "orders", "status=paid", since=client.id)
+        found = [(change.kind, change.key) for change in again.changes()]
+        assert found == [("leave", "d"), ("update", "b")]
+
+
 def test_websocket(live_server):
     live_server.publish("orders", event(1, "a", status="paid", total=3, other=4))
     url = f"ws://127.0.0.1:{live_server.port}/channels/orders/live?status=paid&$fields=/data/total"
@@ -206,6 +223,7 @@ def test_aggregates(live_server):
         ("/channels/orders/live?$group=/data/status", 400, "invalid-select"),
         ("/channels/orders/live?$row=before", 400, "invalid-option"),
         ("/channels/orders/live?$positions=1", 400, "unknown-option"),
+        ("/channels/orders/live?$row=auto&%24row=auto", 400, "invalid-option"),
         ("/channels/orders/live?$dialect=koncorde&$filter=%7B", 400, "invalid-option"),
         ("/channels/orders/live?$dialect=sql&$filter=a", 400, "unknown_dialect"),
         ("/channels/orders/rows?$since=x", 400, "invalid-option"),
@@ -227,6 +245,17 @@ def refusing(tmp_path_factory):
         server.publish("raw", {k: v for k, v in event(1, "").items() if k != "subject"})
         server.publish("many", *[event(n, f"k{n}") for n in range(30)])
         yield server
+
+
+def test_rows_of_any_channel_and_key(live_server):
+    """Line feeds in names, too."""
+    log = virta.open(live_server.data_dir / "log")
+    log.append("a\nb", "k\n", event(1, "k\n", status="paid"))
+    log.close()
+    rows = live_server.request("GET", "/channels/a%0Ab/rows").json["rows"]
+    assert [row["key"] for row in rows] == ["k\n"]
+    row = live_server.request("GET", "/channels/a%0Ab/rows/k%0A").json
+    assert row["key"] == "k\n"
 
 
 def test_a_view_ends_when_its_channel_gets_too_many_rows(tmp_path):

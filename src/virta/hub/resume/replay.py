@@ -63,15 +63,25 @@ class Start:
 class Replayer:
     """Starts consumers in the past."""
 
-    def __init__(self, hub: Hub, log: Log, idempotency: Idempotency, executor: Executor) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        log: Log,
+        idempotency: Idempotency,
+        executor: Executor,
+        *,
+        index: IdIndex | None = None,
+    ) -> None:
         self._hub = hub
         self._log = log
         self._idempotency = idempotency
         self._executor = executor
         self._running = asyncio.Semaphore(REPLAYS_MAX)
-        self._index = IdIndex(log)
+        self._index = index or IdIndex(log)
         self._searching = asyncio.Semaphore(1)
-        self._searches: set[asyncio.Task[IdSearchResult]] = set()
+        self.searches: set[asyncio.Task[IdSearchResult]] = (
+            set()
+        )  # running, and waiting for their turn
         self.running = 0
 
     @property
@@ -136,10 +146,10 @@ class Replayer:
         pairs = seen.pairs()
         if not pairs:
             return self._unknown({"reason": "unknown-id"} | named)
-        if len(self._searches) >= SEARCHES_MAX:
+        if len(self.searches) >= SEARCHES_MAX:
             return self._unknown({"reason": "search-limit", "searchedFrom": position} | named)
         search = asyncio.ensure_future(self._search(channel, pairs, position))
-        self._searches.add(search)
+        self.searches.add(search)
         search.add_done_callback(self._search_ended)
         try:
             # A consumer that disconnects does not end its search: the thread cannot be interrupted.
@@ -160,7 +170,7 @@ class Replayer:
 
     def _search_ended(self, search: asyncio.Task[IdSearchResult]) -> None:
         """Remove a search; retrieve its error, which nothing else may read."""
-        self._searches.discard(search)
+        self.searches.discard(search)
         if not search.cancelled():
             search.exception()
 

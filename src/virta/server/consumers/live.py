@@ -29,7 +29,7 @@ from virta.views.aggregates import AggregateFold
 from virta.views.frames import AGGREGATE, EMPTY_ID, LIVE, NO_ID, SNAPSHOT, FrameEncoder, ViewFrame
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from virta.server.access.scan_budget import ScanLease
     from virta.server.http.connection import HttpConnection
@@ -133,9 +133,14 @@ class LiveDriver:
             self._fold_ready = self._loop.create_future()
             position, reset = None, ""
         try:
-            self.consumer = await self._service.views.attach(live, view, self, position, reset)
+            consumer = await self._service.views.attach(live, view, self, position, reset)
         except ViewError as error:
             raise refusal_of(error) from error
+        self.consumer = consumer
+        stream = self._transport.stream_output
+        if stream is not None and self._fold is None and self._request.fields is None:
+            put, chunked = stream
+            consumer.output = (put, self.tag.encode(), chunked)
         if self._fold_ready is not None:
             self.pump()
             await self._fold_ready
@@ -200,6 +205,11 @@ class LiveDriver:
 
     def failed(self, error: ViewError) -> None:
         self._transport.finish_live(error.code)
+
+    def pause(self) -> None:
+        """Queue frames until the next `pump`: the transport accepts no bytes."""
+        if self.consumer is not None:
+            self.consumer.pause()
 
     # Sending.
 
@@ -276,6 +286,11 @@ class LiveTransport:
     def write(self, payload: bytes) -> None:
         raise NotImplementedError
 
+    @property
+    def stream_output(self) -> tuple[Callable[[bytes], object], bool] | None:
+        """Return the function that takes server-sent events unchanged, and whether as chunks; None if there is none."""
+        return None
+
     def join(self, frames: list[bytes]) -> bytes:
         """Return encoded frames as one write."""
         raise NotImplementedError
@@ -343,6 +358,7 @@ class LiveStream(HttpConsumer, LiveTransport):
             self._connection.end()
 
     def pause_writing(self) -> None:
+        self._driver.pause()
         self._blocked_since = self._connection.loop.time()
         self._service.timers.set(self._connection, min(self._stalls_at, self._connection.deadline))
 
@@ -367,6 +383,8 @@ class LiveStream(HttpConsumer, LiveTransport):
             return
         ping_s = self._service.ping_s
         frame = self._driver.ping()
+        if self._driver.consumer is not None:
+            self._written_at = max(self._written_at, self._driver.consumer.written_at)
         if now - self._written_at >= ping_s:
             if frame is not None and self._open and not self.write_blocked:
                 self._driver.send([frame])
@@ -402,6 +420,10 @@ class LiveStream(HttpConsumer, LiveTransport):
         if not self._finished:
             self._written_at = self._service.timers.now
             self._connection.transport.write(payload)
+
+    @property
+    def stream_output(self) -> tuple[Callable[[bytes], object], bool]:
+        return self._connection.transport.write, self._chunked
 
     def join(self, frames: list[bytes]) -> bytes:
         body = b"".join(frames)

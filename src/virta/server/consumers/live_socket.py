@@ -74,6 +74,8 @@ class LiveSocket(WebSocket, LiveTransport):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        if self._driver is not None:
+            self._driver.pause()
         self._stalled_since = self._connection.loop.time()
 
     def resume_writing(self) -> None:

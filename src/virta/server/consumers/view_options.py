@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import re
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import unquote_plus
 
 import msgspec
 
@@ -23,7 +22,7 @@ from virta.hub.resume.positions import parse_position
 from virta.server.access.rules import require
 from virta.server.access.scan_budget import VIEW, FilterPlace
 from virta.server.http.routes import CHANNELS, form_decode, parse_channel_path
-from virta.server.http.stream_options import split_parameters
+from virta.server.http.stream_options import split_options
 from virta.views.aggregates import Selection
 from virta.views.frames import Projection
 from virta.views.view import ViewFilter, view_tag
@@ -63,9 +62,14 @@ class ViewRequest(NamedTuple):
 
     def tag(self, service: Service) -> str:
         """Return the tag of this view's positions."""
-        more = f"{self.fields.text if self.fields else ''}|{self.selection.text if self.selection else ''}"
         return view_tag(
-            service.log.id, service.views.epoch, self.channel, self.rule, self.filter, more
+            service.log.id,
+            service.views.epoch,
+            self.channel,
+            self.rule,
+            self.filter,
+            self.fields.text if self.fields else "",
+            self.selection.text if self.selection else "",
         )
 
     def position(self, tag: str) -> tuple[int | None, str]:
@@ -96,7 +100,8 @@ def read_view_request(
     name = path[len(CHANNELS) :].split(b"/", 1)[0]
     channel = parse_channel_path(CHANNELS + name).channel
     row_filter = require(service, principal, "read", channel)
-    given, rest = _options(query)
+    raw, rest = split_options(query, OPTIONS)
+    given = {name: form_decode(raw[name].encode(), code="invalid-option") for name in raw}
     if given.get("$group") and not given.get("$select"):
         raise RequestError(400, "invalid-select", "$group needs $select, such as $select=count")
     with_key = given.get("$key") or service.view_keys.get(channel, "")
@@ -134,25 +139,6 @@ def release_view(service: Service, lease: ScanLease) -> None:
 def refusal_of(error: ViewError) -> RequestError:
     """Return a view's error as a refusal."""
     return RequestError(STATUS.get(error.code, 400), error.code, error.message)
-
-
-def _options(query: bytes) -> tuple[dict[str, str], bytes]:
-    given: dict[str, str] = {}
-    pieces, rest = split_parameters(query, lambda piece: piece.startswith((b"$", b"%24")))
-    for piece in pieces:
-        name, _, value = piece.decode("utf-8", "replace").partition("=")
-        name = unquote_plus(name)
-        if name not in OPTIONS:
-            raise RequestError(
-                400,
-                "unknown-option",
-                f"{name!r} is not an option of a view: {', '.join(OPTIONS)} are. For a member of the data "
-                f"with that name write the path /{name}",
-            )
-        if name in given:
-            raise RequestError(400, "invalid-option", f"{name} is given twice")
-        given[name] = form_decode(value.encode(), code="invalid-option")
-    return given, rest
 
 
 def _filter(given: dict[str, str], query: bytes, terms_max: int) -> Filter:

@@ -15,21 +15,19 @@ from virta.event.document import decode_head
 from virta.event.row_changes import ROOT_AUTO
 from virta.hub.event_matcher import EVENT, EventMatcher
 from virta.views.frames import ViewFrame
+from virta.views.tables.member_sets import MemberSets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from virta.event.row_changes import RowChange
     from virta.filters import Filter
-    from virta.hub.event_matcher import FilterSet
     from virta.views.tables.ring import Members
     from virta.views.view import View
 
     Intern = Callable[[Members], Members]
 
 NOBODY: Final[frozenset[int]] = frozenset()
-# Different sets of filters that are remembered with their views.
-KNOWN_SETS_MAX: Final = 65_536
 ENTER, UPDATE, LEAVE, TRUNCATED = "enter", "update", "leave", "truncated"
 
 
@@ -41,7 +39,7 @@ class _Part:
         self._intern = intern
         self._matcher = EventMatcher(sees)
         self._users: dict[str, set[int]] = {}  # id of the filter -> numbers of views
-        self._known: dict[FilterSet, Members] = {}  # a set of the matcher -> numbers of views
+        self._known = MemberSets()  # numbers of views by numbers of the matcher
 
     def add(self, filter_: Filter, number: int) -> None:
         self._users.setdefault(self._matcher.add(filter_), set()).add(number)
@@ -61,19 +59,15 @@ class _Part:
             return [NOBODY] * len(events)
         values = rows if root == ROOT_AUTO else events
         ids = [] if self._sees == EVENT else [event_id(event) for event in events]
-        known, members_of = self._known.get, self._members
-        return [
-            found if (found := known(set_)) is not None else members_of(set_)
-            for set_ in self._matcher.match_sets(values, ids)
-        ]
+        numbers, ends = self._matcher.match_numbers(values, ids)
+        if not numbers:
+            return [NOBODY] * len(events)
+        found: list[Members] = self._known.find(numbers, ends, NOBODY, self._members)
+        return found
 
-    def _members(self, found: FilterSet) -> Members:
-        users = [self._users[id_] for id_ in self._matcher.ids_of(found)]
-        members = self._intern(frozenset().union(*users))
-        if len(self._known) >= KNOWN_SETS_MAX:
-            self._known.clear()
-        self._known[found] = members
-        return members
+    def _members(self, numbers: int | tuple[int, ...]) -> Members:
+        users = [self._users[id_] for id_ in self._matcher.ids_of(numbers)]
+        return self._intern(frozenset().union(*users))
 
 
 class ViewFilters:
@@ -154,7 +148,7 @@ class ViewIndex:
     def update(
         self, number: int, now: Members, offset: int, change: RowChange, touched: dict[View, None]
     ) -> None:
-        """Give every view of a row that stays in all of them its hit, if somebody is to get it."""
+        """Add a hit to every view of a row that stays in all of them, if the view has consumers."""
         views = self.views
         for one in now:
             view = views[one]
@@ -171,7 +165,7 @@ class ViewIndex:
         change: RowChange,
         touched: dict[View, None],
     ) -> None:
-        """Give every view that had the row or has it now its hit, if somebody is to get it."""
+        """Add a hit to every view that had the row or has it now, if the view has consumers."""
         views = self.views
         self.update(number, now & before, offset, change, touched)
         for one in now - before:
@@ -197,7 +191,7 @@ class ViewIndex:
         reason: str,
         touched: dict[View, None],
     ) -> None:
-        """Give every view that had a row a leave."""
+        """Add a leave to every view that had a row."""
         for one in before:
             view = self.views.get(one)
             if view is not None:
@@ -209,7 +203,7 @@ class ViewIndex:
                     touched[view] = None
 
     def truncate(self, offset: int, touched: dict[View, None]) -> None:
-        """Tell every view that all rows are removed."""
+        """Empty every view: all rows are removed."""
         for view in self.views.values():
             view.emptied()
             view.truncated = True

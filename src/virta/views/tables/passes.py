@@ -84,15 +84,15 @@ class _Pass:
         self.views: dict[int, View] = {}
         self._filters = ViewFilters()
         self._with_rows = False
-        self._add(views)
+        self._add_views(views)
 
-    def _add(self, views: Iterable[View]) -> None:
+    def _add_views(self, views: Iterable[View]) -> None:
         for view in views:
             self.views[view.number] = view
             self._filters.add(view)
             self._with_rows = self._with_rows or view.root == ROOT_AUTO
 
-    def _pieces(self, rows: Sequence[tuple[int, int]]) -> Iterator[Piece]:
+    def _cut_pieces(self, rows: Sequence[tuple[int, int]]) -> Iterator[Piece]:
         """Yield pieces of rows, (offset, number); a number is that of the row which has the offset now, or -1."""
         value_of = self.table.values.get
         for start in range(0, len(rows), PIECE_ROWS):
@@ -152,11 +152,11 @@ class MembershipPass(_Pass):
             row_at = self.table.row_at
             rows = [(offset, number) for number in numbers if (offset := row_at(number)) >= 0]
             rows.sort()
-            yield from self._pieces(rows)
+            yield from self._cut_pieces(rows)
 
     def join(self, views: Sequence[View]) -> None:
         """Let more views take part from the next piece on; no piece may be matched meanwhile."""
-        self._add(views)
+        self._add_views(views)
         self._late += views
         self._missed = self._at + 1
 
@@ -232,7 +232,7 @@ class ResumePass(_Pass):
             for touch in self._touches
             if touch.previous >= 0 and touch.offset < self._history_below
         }
-        for piece in self._pieces([(offset, -1) for offset in sorted(previous)]):
+        for piece in self._cut_pieces([(offset, -1) for offset in sorted(previous)]):
             piece.match(read)
             for (offset, _), found in zip(piece.rows, piece.found, strict=True):
                 self._found[offset] = found

@@ -16,10 +16,13 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Final
 
+from virta import native
 from virta.errors import ViewError
 from virta.event.row_changes import DELETE, NONE, SET, TRUNCATE, KeyRule, RowChange
+from virta.views.frames import ViewFrame
 from virta.views.limits import DEFAULT_LIMITS
 from virta.views.tables.index import ViewIndex
+from virta.views.tables.key_numbers import KeyNumbers
 from virta.views.tables.ring import TouchRing
 from virta.views.tables.values import ValueCache
 
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from virta.views.limits import ViewLimits
     from virta.views.tables.ring import Members
     from virta.views.view import View
+
+_native = native.load("virta.views._native")
 
 EMPTY: Final[frozenset[int]] = frozenset()
 CHANGED, DELETED, EXPIRED = "changed", "deleted", "expired"
@@ -52,8 +57,8 @@ class RowTable:
         self.rows = 0
         self.keyed = 0  # records with a key
         self.unkeyed = 0
-        self.numbers: dict[str, int] = {}
         self.keys: list[str | None] = []
+        self.numbers = KeyNumbers(self.keys)
         self.offsets = array("q")
         self.members: list[Members] = []
         self.ring = TouchRing(limits.view_ring)
@@ -132,6 +137,30 @@ class RowTable:
         touched: dict[View, None],
     ) -> None:
         """Set rows; each gets the views in `found`. The ring and the values follow for all of them at once."""
+        numbers, replaced, before = self.set_rows(changes, found, touched)
+        self.keyed += len(numbers)
+        self.values.put_all(numbers, [change.event for _, change in changes])
+        self._touch([offset for offset, _ in changes], numbers, replaced, before)
+
+    def set_rows_native(
+        self,
+        changes: Sequence[tuple[int, RowChange]],
+        found: list[Members],
+        touched: dict[View, None],
+    ) -> tuple[list[int], list[int], list[Members]]:
+        assert _native is not None
+        made: tuple[list[int], list[int], list[Members]] = _native.set_rows(
+            self, changes, found, touched, ViewFrame
+        )
+        return made
+
+    def set_rows_plain(
+        self,
+        changes: Sequence[tuple[int, RowChange]],
+        found: list[Members],
+        touched: dict[View, None],
+    ) -> tuple[list[int], list[int], list[Members]]:
+        """Return each row's number, the offset of the row that it replaces or -1, and the views that had it."""
         find, offsets, members, index = self.numbers.get, self.offsets, self.members, self.index
         numbers: list[int] = []
         before: list[Members] = []
@@ -157,9 +186,9 @@ class RowTable:
             else:
                 members[number] = self.intern(now)
                 index.compare(number, had, now, offset, change, touched)
-        self.keyed += len(numbers)
-        self.values.put_all(numbers, [change.event for _, change in changes])
-        self._touch([offset for offset, _ in changes], numbers, replaced, before)
+        return numbers, replaced, before
+
+    set_rows = set_rows_plain if _native is None else set_rows_native
 
     def _touch(
         self, offsets: list[int], numbers: list[int], replaced: list[int], before: list[Members]
@@ -242,10 +271,11 @@ class RowTable:
     def restore(self, keys: list[str], offsets: array[int]) -> None:
         """Fill an empty table with the rows of a file."""
         assert not self.keys
-        self.keys = list(keys)
+        self.keys += keys
         self.offsets = offsets
         self.members = [EMPTY] * len(keys)
-        self.numbers = {key: number for number, key in enumerate(keys)}
+        for number, key in enumerate(keys):
+            self.numbers[key] = number
         self.rows = sum(1 for offset in offsets if offset >= 0)
         self._check_rows()
 
@@ -296,8 +326,8 @@ class RowTable:
     def add_members(self, number: int, found: Members, views: Mapping[int, View]) -> None:
         """Add views to a row, as a pass found them: by number, of `views`."""
         before = self.members[number]
-        new = found - before
+        new = found - before if before else found
         if new:
-            self.members[number] = self.intern(before | new)
+            self.members[number] = self.intern(before | new if before else new)
             for one in new:
                 views[one].joined(number)

@@ -27,8 +27,8 @@ import msgspec
 
 from virta import files
 from virta.errors import ViewError
-from virta.event.row_changes import KeyRule, read_change
 from virta.log.engine import kernel
+from virta.views.changes import read_record
 from virta.views.limits import DEFAULT_LIMITS
 from virta.views.tables.table import EMPTY, RowTable
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from virta.event.row_changes import KeyRule
     from virta.log import Log
     from virta.views.limits import ViewLimits
     from virta.views.view import View
@@ -258,7 +259,7 @@ def read_step(log: Log, table: RowTable, end: int | None = None) -> Iterator[lis
         for records in reader.batches():
             for start in range(0, len(records), BUILD_RECORDS):
                 part = records[start : start + BUILD_RECORDS]
-                changes = [(record.offset, read_change(record, rule)) for record in part]
+                changes = [(record.offset, read_record(record, rule)) for record in part]
                 yield table.apply(changes, part[-1].offset + 1)
     table.position = max(table.position, end)
 

@@ -9,24 +9,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from virta import native
 from virta.errors import LogGapError
-from virta.event.row_changes import event_of
+from virta.views.changes import event_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from virta.log import Log
 
+_native = native.load("virta.views._native")
+
 # Records that a reader skips rather than seek again.
 SKIP_RECORDS_MAX: Final = 20_000
 # What a reference and a bytes object take beside the value.
 ENTRY_BYTES: Final = 48
-# Rows that the hand passes for one new value.
+# Rows that are tried for eviction for one new value.
 SWEEP_ROWS: Final = 32
 
 
 class ValueCache:
-    """Values of rows by row number, at most `bytes_max` of them: a hand that goes round drops others for a new one."""
+    """Values of rows by row number, at most `bytes_max` bytes; a new one evicts others in turn, round and round."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -45,7 +48,11 @@ class ValueCache:
         """Keep the value that a row has now."""
         self.put_all([number], [value])
 
-    def put_all(self, numbers: Iterable[int], new: Iterable[bytes]) -> None:
+    def put_all_native(self, numbers: Iterable[int], new: Iterable[bytes]) -> None:
+        assert _native is not None
+        _native.put_values(self, numbers, new)
+
+    def put_all_plain(self, numbers: Iterable[int], new: Iterable[bytes]) -> None:
         """Keep the values that rows have now; of values for one row the last."""
         values, bytes_max = self._values, self._bytes_max
         for number, value in zip(numbers, new, strict=True):
@@ -60,8 +67,10 @@ class ValueCache:
             if self.bytes > bytes_max:
                 self._sweep(number)
 
+    put_all = put_all_plain if _native is None else put_all_native
+
     def _sweep(self, new: int) -> None:
-        """Drop others for a new value; if the hand finds too few, drop the new one."""
+        """Evict other values for a new one, after the one evicted last; drop the new one if that was not enough."""
         for _ in range(SWEEP_ROWS):
             self._hand = self._hand + 1 if self._hand + 1 < len(self._values) else 0
             self.drop(self._hand)
@@ -70,7 +79,7 @@ class ValueCache:
         self.drop(new)
 
     def offer_all(self, numbers: Sequence[int], new: Sequence[bytes]) -> None:
-        """Keep values as far as there is room for them; nothing is dropped for their sake."""
+        """Keep values as far as there is room for them; evict none."""
         room, fitting = self._bytes_max - self.bytes, 0
         for value in new:
             room -= len(value) + ENTRY_BYTES
@@ -116,6 +125,6 @@ def _read_run(
             for records in reader.batches():
                 for record in records:
                     if record.offset in run:
-                        found[record.offset] = event_of(record).value
+                        found[record.offset] = event_value(record)
     except LogGapError:
         return
