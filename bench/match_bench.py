@@ -78,7 +78,7 @@ def native_row(family, size, seconds):
     used = 0
     for _ in range(1 if size == "1m" else 3):
         engine = NativeEngine()
-        add = engine._index.add  # noqa: SLF001 - programs were compiled ahead
+        add = engine.index.add  # programs were compiled ahead
         before = memory()
         took = workload.elapsed(lambda add=add: [add(*program) for program in distinct])
         register.append(len(distinct) / took)
@@ -122,7 +122,7 @@ def churn(engine, programs, batches, seconds):
     threads = [threading.Thread(target=match) for _ in range(2)]
     for thread in threads:
         thread.start()
-    index = engine._index  # noqa: SLF001
+    index = engine.index
     changes = 0
     start = time.perf_counter()
     while time.perf_counter() < start + min(seconds, 2):

@@ -50,8 +50,13 @@ def loads():
         return "not installed"
     command = ["node", "-e", "require('koncorde')"]
     run = subprocess.run(command, cwd=HOME, capture_output=True, text=True, check=False)
+    return failure(run) if run.returncode else None
+
+
+def failure(run):
+    """What Node says of an error, without the trace."""
     lines = [line for line in run.stderr.splitlines() if "Error:" in line]
-    return f"node: {lines[0] if lines else run.returncode}" if run.returncode else None
+    return f"node: {lines[0].strip() if lines else run.returncode}"
 
 
 def measure(filters, documents, seconds):
@@ -71,7 +76,7 @@ def measure(filters, documents, seconds):
         except subprocess.TimeoutExpired:
             return None, f"no end within {RUN_SECONDS_MAX} s"
     if run.returncode:
-        return None, run.stderr.strip()[-200:]
+        return None, failure(run)
     return json.loads(run.stdout.splitlines()[-1]), None
 
 

@@ -34,6 +34,9 @@ uint32_t add_filter(IndexObject* self, const char* digest, const char* program, 
 bool number_opaques(IndexObject* self, PyObject* conditions, std::vector<uint32_t>& numbers);
 void report_patterns(IndexObject* self);
 
+// match_members.cpp
+PyObject* index_match_members(IndexObject* self, PyObject* const* args, Py_ssize_t count);
+
 // match_image.cpp
 uint32_t enter_filter(IndexObject* self, const char* digest, const char* program, size_t length,
                       const std::vector<uint32_t>& opaques);
@@ -144,10 +147,19 @@ class Call {
 
     // As match_object, with or without the GIL; takes it where the bytes need Python.
     bool match_json(const char* text, size_t length, Py_ssize_t position) {
+        return match_read(read_json(text, length, position));
+    }
+
+    // The root of an event, which stays until the next; null if only Python can read it.
+    yyjson_val* read_json(const char* text, size_t length, Py_ssize_t position) {
         Index::clear(*context);
         hooks.end();
         hooks.begin_json(text, length, position);
-        yyjson_val* root = length <= kEventBytesMax ? reader_.parse(text, length) : nullptr;
+        return length <= kEventBytesMax ? reader_.parse(text, length) : nullptr;
+    }
+
+    // Match the event of read_json.
+    bool match_read(yyjson_val* root) {
         if (root) {
             JsonSource source;
             if (Walk<JsonSource>(*self_->index, *context, source).run(root) && !context->clash) {
@@ -157,6 +169,7 @@ class Call {
         }
         // Too large, not JSON, lone surrogates, numbers beyond doubles, duplicate members: Python
         // decides.
+        count_asked(kEvents);
         const bool taken = hooks.take();
         PyObject* object = hooks.object();
         Py_XINCREF(object);

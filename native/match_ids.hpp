@@ -36,7 +36,8 @@ class Ids {
         live_--;
     }
 
-    bool has(uint32_t filter) const { return filter < limit_ && pool_[filter].users; }
+    // 0 is no filter, and an empty pool has no entry for it.
+    bool has(uint32_t filter) const { return filter && filter < limit_ && pool_[filter].users; }
     uint32_t limit() const { return limit_; }
     uint32_t live() const { return live_; }
     size_t bytes() const { return pool_.bytes() + table_.bytes(); }

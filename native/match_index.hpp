@@ -237,7 +237,8 @@ class Index {
     Literal complex_literal(uint64_t hash, Complex&& condition);
     void retain(Literal literal);
     void release(Literal literal);
-    void release_words(const Payload& payload);
+    void release_parts(const Complex& condition);
+    void release_words(const List<uint32_t>& words);
     void release_atom(uint32_t id);
     void atom_made(uint32_t id);
     void atom_gone(uint32_t id);

@@ -238,7 +238,11 @@ PyObject* index_count(IndexObject* self, PyObject* object) {
 
 PyObject* index_id(IndexObject* self, PyObject* object) {
     const unsigned long filter = PyLong_AsUnsignedLong(object);
-    if (PyErr_Occurred()) return nullptr;
+    if (PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return nullptr;
+        PyErr_Clear();  // negative or very large: no filter has this number
+        Py_RETURN_NONE;
+    }
     if (filter > UINT32_MAX || !self->ids->has(static_cast<uint32_t>(filter))) Py_RETURN_NONE;
     return id_text(self, static_cast<uint32_t>(filter));
 }
@@ -517,6 +521,7 @@ PyMethodDef index_methods[] = {
     {"save", as_method(many<index_save>), METH_FASTCALL, nullptr},
     {"open", as_method(many<index_open>), METH_FASTCALL, nullptr},
     {"match_many", as_method(many<index_match_many>), METH_FASTCALL, nullptr},
+    {"match_members", as_method(many<index_match_members>), METH_FASTCALL, nullptr},
     {"stats", one<index_stats>, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -551,9 +556,23 @@ int module_exec(PyObject* module) {
     return 0;
 }
 
+PyObject* module_python_calls(PyObject*, PyObject*) {
+    PyObject* result = PyDict_New();
+    for (size_t kind = 0; result && kind < kAskedKinds; kind++) {
+        PyObject* number = PyLong_FromUnsignedLongLong(asked_of_python[kind].load(std::memory_order_relaxed));
+        if (!number || PyDict_SetItemString(result, kAskedNames[kind], number) < 0) Py_CLEAR(result);
+        Py_XDECREF(number);
+    }
+    return result;
+}
+
 PyModuleDef_Slot module_slots[] = {{Py_mod_exec, as_slot(module_exec)}, {0, nullptr}};
 
-PyMethodDef module_methods[] = {{"code", module_code, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef module_methods[] = {
+    {"code", module_code, METH_NOARGS, nullptr},
+    {"python_calls", module_python_calls, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
 
 PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT, "_core", "The native index of virta.match.", 0, module_methods, module_slots,

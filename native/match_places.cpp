@@ -73,9 +73,8 @@ double Index::likelihood(Literal literal) const {
             return std::min(1.0, 0.02 + std::max(0.0, (high - low) / range));
         }
         if (condition.kind == kTextRange) return 0.4;
-        if (condition.kind == kPattern || condition.kind == kAffix)
-            return likelihood(condition.payload->words[0]);
-        if (condition.kind == kPoint) return condition.payload->shape.bounds.usable ? 0.01 : 0.6;
+        if (condition.of_atom()) return likelihood(static_cast<uint32_t>(condition.low));
+        if (condition.kind == kPoint) return condition.payload->shape->bounds.usable ? 0.01 : 0.6;
         if (condition.kind != kIn) return kNoAccess;
         double sum = 0;
         for (uint32_t atom : condition.payload->words) {
@@ -224,13 +223,13 @@ void Index::place_at(Literal access, uint32_t record, bool present) {
     if (condition.kind == kRange) {
         change_range(condition.node, false, condition.low, condition.high, record, present);
     } else if (condition.kind == kTextRange) {
-        const TextBounds& bounds = condition.payload->bounds;
+        const TextBounds& bounds = *condition.payload->bounds;
         const uint64_t low = bounds.has_low ? string_key(bounds.low.data(), bounds.low.size()) : 0;
         const uint64_t high = bounds.has_high ? string_key(bounds.high.data(), bounds.high.size()) : ~0ull;
         change_range(condition.node, true, low, high, record, present);
     } else if (condition.kind == kPattern) {
         paths.nodes[condition.node].more().regexps_access += present ? 1 : -1;
-        change_atom(condition.payload->words[0], record, present);
+        change_atom(static_cast<uint32_t>(condition.low), record, present);
     } else if (condition.kind == kAffix) {
         change_affix(static_cast<uint32_t>(condition.low), record, present);
     } else if (condition.kind == kIn) {
@@ -347,7 +346,7 @@ void Index::change_range(uint32_t node, bool text, uint64_t low, uint64_t high, 
 
 void Index::change_cells(uint32_t condition, uint32_t record, bool present) {
     const uint32_t node = conditions_.pool[condition].node;
-    const Shape& shape = conditions_.pool[condition].payload->shape;
+    const Shape& shape = *conditions_.pool[condition].payload->shape;
     Extra& extra = paths.nodes[node].more();
     const ShapeTest test{condition, record, RoughBox(shape.bounds)};
     Cells cells;
@@ -420,7 +419,7 @@ void Index::redistribute(uint32_t steps_max) {
 bool Index::is_found_by(Literal access, uint32_t atom) const {
     if (!(access & kComplex)) return access == atom;
     const Complex& condition = conditions_.pool[access & kTermMask];
-    return (condition.kind == kAffix || condition.kind == kPattern) && condition.payload->words[0] == atom;
+    return condition.of_atom() && condition.low == atom;
 }
 
 // Gives a record found by the atom `from` a much better access, if it has one.

@@ -25,6 +25,7 @@
 
 #include "match_index.hpp"
 #include "match_pattern.hpp"
+#include "match_regexp.hpp"
 
 namespace virta {
 
@@ -38,17 +39,20 @@ class ProgramReader {
         for (uint32_t i = 0; ok_ && i < count; i++) {
             conjunctions.emplace_back();
             const uint32_t literals = number<uint32_t>();
-            if (literals >= 0xffff) ok_ = false;
+            if (literals > kLiteralsMax) ok_ = false;
             for (uint32_t k = 0; ok_ && k < literals; k++) {
                 defer_ = true;
-                const Literal one = literal(number<uint8_t>());
+                const uint8_t byte = number<uint8_t>();
+                const Literal one = literal(byte);
                 if (!ok_) break;
+                if (byte == kOpRegexp) note_start(one);
                 if (one == kDeferred || one == (kDeferred | kNegated)) {
                     deferred_.back().conjunction = i;
                     deferred_.back().at = k;
                 }
                 conjunctions.back().push_back(one);
             }
+            if (ok_) add_starts(conjunctions.back());
         }
         ok_ = ok_ && at_ == end_;
         resolve(conjunctions);
@@ -56,6 +60,25 @@ class ProgramReader {
     }
 
   private:
+    void note_start(Literal pattern) {
+        const Complex& condition = index_.conditions_.pool[pattern & kTermMask];
+        const Atom& atom = index_.atoms_.pool[static_cast<uint32_t>(condition.low)];
+        std::string start = literal_start(atom.data(), atom.length);
+        if (!start.empty()) starts_.emplace_back(condition.node, std::move(start));
+    }
+
+    // A value is searched for patterns only if it starts as one of them must.
+    void add_starts(std::vector<Literal>& literals) {
+        defer_ = false;
+        for (const auto& [node, start] : starts_) {
+            if (literals.size() == kLiteralsMax) break;
+            index_.paths.retain(node);
+            literals.push_back(affix_of(node, kPrefix, start.data(), static_cast<uint32_t>(start.size())));
+        }
+        starts_.clear();
+    }
+
+    static constexpr uint32_t kLiteralsMax = 0xfffe;  // of a conjunction: a record counts them in 16 bits
     static constexpr uint32_t kTreeLevelsMax = 400;  // trees are walked recursively
     // No term has it as its id.
     static constexpr Literal kDeferred = kTermMask;
@@ -241,25 +264,25 @@ class ProgramReader {
 
     Literal in(uint32_t node) {
         const uint32_t count = number<uint32_t>();
-        auto payload = own<Payload>();
+        List<uint32_t> values, atoms;
         for (uint32_t i = 0; ok_ && i < count; i++) {
             index_.paths.retain(node);
             const Literal one = scalar(node, 0);
             if (one)
-                payload->words.push_back(one);
+                values.push_back(one);
             else {
                 index_.paths.release(node);
                 ok_ = false;
             }
         }
-        if (!ok_ || payload->words.empty()) {
-            index_.release_words(*payload);
+        if (!ok_ || values.empty()) {
+            index_.release_words(values);
             return 0;
         }
         // A value twice would find its filter twice.
-        List<uint32_t> atoms;
-        std::sort(payload->words.begin(), payload->words.end());
-        for (uint32_t atom : payload->words) {
+        std::sort(values.begin(), values.end());
+        atoms.reserve(values.size());
+        for (uint32_t atom : values) {
             if (atoms.empty() || atoms.back() != atom)
                 atoms.push_back(atom);
             else
@@ -300,7 +323,8 @@ class ProgramReader {
         condition.node = node;
         condition.payload = own<Payload>();
         condition.payload->key.assign(from, static_cast<size_t>(at_ - from));
-        TextBounds& bounds = condition.payload->bounds;
+        condition.payload->bounds = own<TextBounds>();
+        TextBounds& bounds = *condition.payload->bounds;
         bounds.low.assign(low.data, low.length);
         bounds.high.assign(high.data, high.length);
         bounds.has_low = flags & 1, bounds.has_high = flags & 2;
@@ -321,9 +345,11 @@ class ProgramReader {
         condition.node = node;
         condition.payload = own<Payload>();
         condition.payload->key.assign(from, static_cast<size_t>(at_ - from));
-        condition.payload->shape.kind = static_cast<ShapeKind>(kind);
-        if (!condition.payload->shape.prepare(numbers.data(), count)) return 0;
-        const RoughBox box(condition.payload->shape.bounds);
+        condition.payload->shape = own<Shape>();
+        Shape& shape = *condition.payload->shape;
+        shape.kind = static_cast<ShapeKind>(kind);
+        if (!shape.prepare(numbers.data(), count)) return 0;
+        const RoughBox box(shape.bounds);
         static_assert(sizeof box == sizeof condition.low + sizeof condition.high,
                       "the box takes the place of the bounds");
         memcpy(&condition.low, &box.lat, sizeof condition.low);
@@ -333,22 +359,19 @@ class ProgramReader {
 
     Literal affix(uint32_t node, uint8_t kind) {
         const Text value = text();
-        if (!ok_) return 0;
+        return ok_ ? affix_of(node, kind, value.data, value.length) : 0;
+    }
+
+    Literal affix_of(uint32_t node, uint8_t kind, const char* data, uint32_t length) {
         index_.paths.retain(node);
-        Complex condition;
-        condition.kind = kAffix;
-        condition.node = node;
-        condition.low = atom(node, kind, value.data, value.length);
-        condition.payload = own<Payload>();
-        condition.payload->words = {static_cast<uint32_t>(condition.low)};
-        return made(std::move(condition));
+        return of_atom(kAffix, node, atom(node, kind, data, length));
     }
 
     Literal regexp(uint32_t node) {
         const Text pattern = text();
         if (!ok_) return 0;
         index_.paths.retain(node);
-        return of_words(kPattern, node, {atom(node, kRegexp, pattern.data, pattern.length)});
+        return of_atom(kPattern, node, atom(node, kRegexp, pattern.data, pattern.length));
     }
 
     Literal text_regexp(uint32_t node) {
@@ -392,12 +415,19 @@ class ProgramReader {
         return index_.complex_literal(hash, std::move(condition));
     }
 
+    Literal of_atom(ConditionKind kind, uint32_t node, Literal atom) {
+        Complex condition;
+        condition.kind = kind;
+        condition.node = node;
+        condition.low = atom;
+        return made(std::move(condition));
+    }
+
     Literal of_words(ConditionKind kind, uint32_t node, List<uint32_t> words) {
         Complex condition;
         condition.kind = kind;
         condition.node = node;
         condition.payload = own<Payload>();
-        condition.payload->key.assign(reinterpret_cast<const char*>(words.data()), words.size() * 4);
         condition.payload->words = std::move(words);
         return made(std::move(condition));
     }
@@ -416,7 +446,7 @@ class ProgramReader {
 
     Literal tree() {
         const uint32_t count = number<uint32_t>();
-        auto payload = own<Payload>();
+        List<uint32_t> words;
         uint32_t depth = 0;
         std::vector<uint32_t> levels;  // of the operands waiting
         for (uint32_t i = 0; ok_ && i < count; i++) {
@@ -427,8 +457,8 @@ class ProgramReader {
                     ok_ = false;
                     break;
                 }
-                payload->words.push_back(byte == kOpAnd ? kTreeAnd : kTreeOr);
-                payload->words.push_back(operands);
+                words.push_back(byte == kOpAnd ? kTreeAnd : kTreeOr);
+                words.push_back(operands);
                 depth -= operands - 1;
                 const uint32_t level = 1 + *std::max_element(levels.end() - operands, levels.end());
                 levels.resize(depth - 1);
@@ -439,17 +469,17 @@ class ProgramReader {
             } else {
                 defer_ = false;
                 const Literal one = literal(byte);
-                if (ok_) payload->words.push_back(one);
+                if (ok_) words.push_back(one);
                 levels.push_back(1);
                 depth++;
             }
         }
         if (!ok_ || depth != 1) {
             ok_ = false;
-            index_.release_words(*payload);
+            index_.release_words(words);
             return 0;
         }
-        return of_words(kTree, 0, std::move(payload->words));
+        return of_words(kTree, 0, std::move(words));
     }
 
     Index& index_;
@@ -458,6 +488,7 @@ class ProgramReader {
     const uint32_t* opaques_;
     size_t opaque_count_;
     std::vector<Deferred> deferred_;
+    std::vector<std::pair<uint32_t, std::string>> starts_;  // of the conjunction's patterns, with their nodes
     bool ok_ = true;
     bool defer_ = false;  // the literal being read may be put off
 };

@@ -3,6 +3,7 @@
 namespace virta {
 
 bool PythonHooks::search(uint32_t node, const char* text, uint32_t length, uint32_t from, void* numbers) {
+    count_asked(kRegexps);
     const bool taken = take();
     auto& found = *static_cast<std::vector<uint32_t>*>(numbers);
     bool ok = false;
@@ -25,6 +26,7 @@ bool PythonHooks::search(uint32_t node, const char* text, uint32_t length, uint3
 }
 
 bool PythonHooks::opaque(uint32_t number, bool& holds) {
+    count_asked(kConditions);
     const bool taken = take();
     bool ok = false;
     PyObject* root = object();
@@ -65,6 +67,7 @@ bool PythonHooks::copy_text(PyObject* answer, std::string& text) {
 }
 
 bool PythonHooks::attribute(const char* name, size_t length, std::string& text) {
+    count_asked(kAttributes);
     const bool taken = take();
     PyObject* root = object();
     PyObject* string =
@@ -78,6 +81,7 @@ bool PythonHooks::attribute(const char* name, size_t length, std::string& text) 
 }
 
 bool PythonHooks::fold(bool upper, const char* text, size_t length, std::string& folded) {
+    count_asked(kCases);
     const bool taken = take();
     PyObject* string = PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(length), "surrogatepass");
     const bool ok =
@@ -88,6 +92,7 @@ bool PythonHooks::fold(bool upper, const char* text, size_t length, std::string&
 }
 
 bool PythonHooks::text(uint32_t node, std::string& text) {
+    count_asked(kTexts);
     const bool taken = take();
     PyObject* value = value_at(node);
     const bool ok = value && copy_text(PyObject_CallFunctionObjArgs(callbacks_.text, value, nullptr), text);
@@ -113,6 +118,7 @@ bool PythonHooks::contains(uint32_t node, const char* pattern, bool& known, bool
 }
 
 bool PythonHooks::point(uint32_t node, bool& found, double& lat, double& lon) {
+    count_asked(kPoints);
     const bool taken = take();
     PyObject* value = value_at(node);
     PyObject* answer = value ? PyObject_CallFunctionObjArgs(callbacks_.point, value, nullptr) : nullptr;

@@ -5,6 +5,7 @@
 #include <Python.h>
 
 #include <array>
+#include <atomic>
 
 #include "match_ids.hpp"
 #include "match_json.hpp"
@@ -117,6 +118,14 @@ struct Callbacks {
     PyObject* text = nullptr;
     std::array<PyObject*, 7> all() const { return {search, patterns, point, holds, parse, attribute, text}; }
 };
+
+// What Python was asked for in this process, by kind: `python_calls` of the module.
+enum Asked : size_t { kRegexps, kConditions, kPoints, kAttributes, kCases, kTexts, kEvents, kAskedKinds };
+inline constexpr std::array<const char*, kAskedKinds> kAskedNames = {
+    "regexp", "condition", "point", "attribute", "case", "text", "event"};
+inline std::array<std::atomic<uint64_t>, kAskedKinds> asked_of_python{};
+
+inline void count_asked(Asked kind) { asked_of_python[kind].fetch_add(1, std::memory_order_relaxed); }
 
 // Answers the core's questions about the present event, taking the GIL if the caller gave it away.
 class PythonHooks : public Hooks {

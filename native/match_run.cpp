@@ -259,7 +259,7 @@ void Index::run_cells(Context& context, uint32_t node) {
 void Index::run_shapes(Context& context, const Vec<ShapeTest>& tests, const PointAt& at) {
     for (const ShapeTest& test : tests) {
         if (test.box.excludes(at.point)) continue;
-        if (conditions_.pool[test.condition].payload->shape.contains(at.point) &&
+        if (conditions_.pool[test.condition].payload->shape->contains(at.point) &&
             verify(context, test.record, 0))
             emit(context, words_[test.record][0]);
     }

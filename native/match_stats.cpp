@@ -25,8 +25,11 @@ Stats Index::stats() {
         stats.bytes_places += range_nodes_[id].lows.bytes() + range_nodes_[id].highs.bytes() +
                               range_nodes_[id].done_lows.bytes() + range_nodes_[id].done_highs.bytes();
     for (uint32_t id = 1; id < cells_.limit(); id++) stats.bytes_places += cells_[id].tests.bytes();
-    for (uint32_t id = 1; id < conditions_.pool.limit(); id++)
-        stats.opaque += conditions_.pool[id].kind == kOpaque;
+    // Each kContains has an opaque condition of its own, for values too large to be compared here.
+    for (uint32_t id = 1; id < conditions_.pool.limit(); id++) {
+        const uint8_t kind = conditions_.pool[id].users ? conditions_.pool[id].kind : 0;
+        stats.opaque += (kind == kOpaque) - (kind == kContains);
+    }
     count_filters(stats);
     std::lock_guard<std::mutex> guard(contexts_mutex_);
     for (const auto& context : contexts_) stats.bytes_contexts += context_bytes(*context);

@@ -110,7 +110,8 @@ class Words {
     size_t long_words_ = 0;
 };
 
-// A vector of plain data with a 16-byte head: most buckets hold one or two entries.
+// A vector of plain data in 16 bytes: most buckets hold one or two entries, which are in the vector itself if
+// they are small.
 template <class T>
 class Vec {
   public:
@@ -118,43 +119,41 @@ class Vec {
     Vec(const Vec&) = delete;
     Vec& operator=(const Vec&) = delete;
     Vec& operator=(Vec&& other) noexcept {
-        std::swap(data_, other.data_);
+        std::swap(place_, other.place_);
         std::swap(size_, other.size_);
         std::swap(capacity_, other.capacity_);
         return *this;
     }
-    ~Vec() { give_memory(data_, capacity_ * sizeof(T)); }
+    ~Vec() {
+        if (is_away()) give_memory(away(), bytes());
+    }
 
-    T* begin() const { return data_; }
-    T* end() const { return data_ + size_; }
-    T& operator[](uint32_t at) const { return data_[at]; }
+    T* begin() const { return is_away() ? away() : here(); }
+    T* end() const { return begin() + size_; }
+    T& operator[](uint32_t at) const { return begin()[at]; }
     uint32_t size() const { return size_; }
-    size_t bytes() const { return capacity_ * sizeof(T); }
+    size_t bytes() const { return is_away() ? capacity_ * sizeof(T) : 0; }
 
     void insert(uint32_t at, const T& item) {
-        if (size_ == capacity_) {
-            const uint32_t capacity = capacity_ + 1 + capacity_ / (capacity_ < 4 ? 2 : 4);
-            data_ = static_cast<T*>(grow_memory(data_, capacity_ * sizeof(T), capacity * sizeof(T)));
-            capacity_ = capacity;
-        }
-        memmove(data_ + at + 1, data_ + at, (size_ - at) * sizeof(T));
-        data_[at] = item;
+        if (size_ == capacity_) grow();
+        T* items = begin();
+        memmove(items + at + 1, items + at, (size_ - at) * sizeof(T));
+        items[at] = item;
         size_++;
     }
 
     void erase(uint32_t at) {
-        memmove(data_ + at, data_ + at + 1, (size_ - at - 1) * sizeof(T));
+        T* items = begin();
+        memmove(items + at, items + at + 1, (size_ - at - 1) * sizeof(T));
         size_--;
-        if (size_ == 0) {
-            give_memory(data_, capacity_ * sizeof(T));
-            data_ = nullptr;
-            capacity_ = 0;
-        }
+        if (size_ || !is_away()) return;
+        give_memory(away(), bytes());
+        capacity_ = kHere;
     }
 
     // Sorted use: T has operator<.
     void insert_sorted(const T& item) {
-        const uint32_t at = size_ && !(item < data_[size_ - 1])
+        const uint32_t at = size_ && !(item < begin()[size_ - 1])
                                 ? size_
                                 : static_cast<uint32_t>(std::lower_bound(begin(), end(), item) - begin());
         insert(at, item);
@@ -168,8 +167,27 @@ class Vec {
     }
 
   private:
-    T* data_ = nullptr;
-    uint32_t size_ = 0, capacity_ = 0;
+    static constexpr uint32_t kHere = sizeof(T*) / sizeof(T);  // entries that fit into the place of a pointer
+
+    bool is_away() const { return capacity_ > kHere; }
+    T* here() const { return reinterpret_cast<T*>(const_cast<unsigned char*>(place_)); }
+    T* away() const {
+        T* at;
+        memcpy(&at, place_, sizeof at);
+        return at;
+    }
+
+    void grow() {
+        const uint32_t capacity = capacity_ + 1 + capacity_ / (capacity_ < 4 ? 2 : 4);
+        const size_t wanted = capacity * sizeof(T);
+        T* grown = static_cast<T*>(is_away() ? grow_memory(away(), bytes(), wanted) : take_memory(wanted));
+        if (!is_away()) memcpy(static_cast<void*>(grown), place_, size_ * sizeof(T));
+        memcpy(place_, &grown, sizeof grown);
+        capacity_ = capacity;
+    }
+
+    alignas(T*) unsigned char place_[sizeof(T*)] = {};
+    uint32_t size_ = 0, capacity_ = kHere;
 };
 
 }  // namespace virta

@@ -124,12 +124,12 @@ void Index::report_all_patterns() {
     }
 }
 
-// As atom_literal. The caller's references in the payload's words are kept or released alike.
+// As atom_literal. The caller's references to its parts are kept or released alike.
 Literal Index::complex_literal(uint64_t hash, Complex&& condition) {
     uint32_t id = conditions_.find(hash, condition);
     if (id) {
         if (condition.node) paths.release(condition.node);
-        if (condition.payload) release_words(*condition.payload);
+        release_parts(condition);
     } else {
         if (condition.kind == kPoint || condition.kind == kJunkPoint)
             paths.nodes[condition.node].needs |= kNeedPoint;
@@ -154,16 +154,21 @@ void Index::release(Literal literal) {
     if (--condition.users) return;
     const Complex dropped = conditions_.drop(id);
     if (dropped.kind == kOpaque) opaque_dropped.push_back(static_cast<uint32_t>(dropped.low));
-    if (dropped.payload) release_words(*dropped.payload);
+    release_parts(dropped);
     if (dropped.node) paths.release(dropped.node);
 }
 
-void Index::release_words(const Payload& payload) {
-    for (size_t i = 0; i < payload.words.size(); i++) {
-        if (payload.words[i] == kTreeAnd || payload.words[i] == kTreeOr)
+void Index::release_parts(const Complex& condition) {
+    if (condition.of_atom()) release_atom(static_cast<uint32_t>(condition.low));
+    if (condition.payload) release_words(condition.payload->words);
+}
+
+void Index::release_words(const List<uint32_t>& words) {
+    for (size_t i = 0; i < words.size(); i++) {
+        if (words[i] == kTreeAnd || words[i] == kTreeOr)
             i++;  // its count of operands
         else
-            release(payload.words[i]);
+            release(words[i]);
     }
 }
 

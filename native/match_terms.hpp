@@ -121,8 +121,8 @@ enum ConditionKind : uint8_t {
     kPoint,         // payload: shape; low, high: its rough box
     kJunkPoint,     // nothing
     kNegativeZero,  // nothing
-    kPattern,       // payload: atom; values are searched on first use
-    kAffix,         // payload, low: atom of a prefix, suffix or substring; looked up where it finds something
+    kPattern,       // low: atom; values are searched on first use
+    kAffix,         // low: atom of a prefix, suffix or substring; looked up where it finds something
     kTextRegexp,    // payload: pattern
     kLikePattern,   // payload: LikeCode as key
     kContains,      // payload: JSON pattern as key; opaque, for what is too large
@@ -135,11 +135,13 @@ struct TextBounds {
     bool has_low = false, has_high = false, low_open = false, high_open = false;
 };
 
+// `key` and `words` make equal payloads equal; `bounds` and `shape` are made from the key.
 struct Payload {
-    String key;  // what makes equal payloads equal
+    String key;
     List<uint32_t> words;
-    TextBounds bounds;
-    Shape shape;
+    Own<TextBounds> bounds;
+    Own<Shape> shape;
+    bool operator==(const Payload& other) const { return key == other.key && words == other.words; }
 };
 
 struct Complex {
@@ -147,6 +149,7 @@ struct Complex {
     uint32_t node = 0, users = 0;
     uint8_t kind = 0;
     Own<Payload> payload;
+    bool of_atom() const { return kind == kPattern || kind == kAffix; }
 };
 
 class Conditions {
@@ -154,7 +157,10 @@ class Conditions {
     static uint64_t hash_of(const Complex& c, uint64_t seed) {
         const uint64_t hash = hash_mix(hash_word(c.low, c.node, seed), hash_word(c.high, c.kind, seed));
         if (!c.payload) return hash;
-        return hash ^ hash_bytes(c.payload->key.data(), c.payload->key.size(), c.kind, seed);
+        const Payload& p = *c.payload;
+        const auto* words = reinterpret_cast<const char*>(p.words.data());
+        return hash ^ hash_bytes(p.key.data(), p.key.size(), c.kind, seed) ^
+               hash_bytes(words, p.words.size() * sizeof(uint32_t), ~uint64_t{c.kind}, seed);
     }
     void prefetch(uint64_t hash) const { table_.prefetch(hash); }
     void prefetch_condition(uint64_t hash) const {
@@ -165,7 +171,7 @@ class Conditions {
         return table_.find(hash, [&](uint32_t id) {
             const Complex& c = pool[id];
             return c.hash == hash && c.kind == wanted.kind && c.node == wanted.node && c.low == wanted.low &&
-                   c.high == wanted.high && (!c.payload || c.payload->key == wanted.payload->key);
+                   c.high == wanted.high && (!c.payload || *c.payload == *wanted.payload);
         });
     }
     uint32_t make(uint64_t hash, Complex&& condition) {
@@ -188,8 +194,10 @@ class Conditions {
 
   private:
     static size_t payload_size(const Payload& p) {
-        return sizeof p + p.key.capacity() + p.words.capacity() * 4 + p.bounds.low.capacity() +
-               p.bounds.high.capacity() + p.shape.points.capacity() * sizeof(p.shape.points[0]);
+        size_t size = sizeof p + p.key.capacity() + p.words.capacity() * sizeof(uint32_t);
+        if (p.bounds) size += sizeof *p.bounds + p.bounds->low.capacity() + p.bounds->high.capacity();
+        if (p.shape) size += sizeof *p.shape + p.shape->points.capacity() * sizeof p.shape->points[0];
+        return size;
     }
     Table table_;
     size_t payload_bytes_ = 0;

@@ -72,13 +72,13 @@ bool Index::compute(Context& context, const Complex& condition) {
     bool truth = false;
     switch (condition.kind) {
         case kTextRange:
-            return in_text_range(slot, condition.payload->bounds);
+            return in_text_range(slot, *condition.payload->bounds);
         case kIn: {
             const auto& atoms = condition.payload->words;
             return slot.atom && std::binary_search(atoms.begin(), atoms.end(), slot.atom);
         }
         case kPoint:
-            return condition.payload->shape.contains(point_at(context, condition.node).point);
+            return condition.payload->shape->contains(point_at(context, condition.node).point);
         case kJunkPoint:
             if (slot.type <= kFalse || (slot.type == kNumber && slot.key == ordered(0)) ||
                 (slot.type == kString && !slot.length))
@@ -87,14 +87,15 @@ bool Index::compute(Context& context, const Complex& condition) {
         case kPattern: {
             if (slot.type != kString) return false;
             if (!slot.searched) search(context, condition.node);
-            const uint32_t atom = condition.payload->words[0];
+            const auto atom = static_cast<uint32_t>(condition.low);
             return context.bits[atom >> 6] >> (atom & 63) & 1;
         }
         case kTextRegexp:
             if (slot.type == kAbsent) return false;
             if (slot.type == kString) return holds(context, condition.payload->words[0]);
-            return text_has(context, condition.node,
-                            conditions_.pool[condition.payload->words[0] & kTermMask].payload->words[0]);
+            return text_has(
+                context, condition.node,
+                static_cast<uint32_t>(conditions_.pool[condition.payload->words[0] & kTermMask].low));
         case kLikePattern: {
             if (slot.type != kString) return false;
             const String& code = condition.payload->key;

@@ -9,8 +9,18 @@ from virta.match.engine import make_engine
 
 @pytest.fixture(params=["plain", "native"])
 def engine(request):
+    return _built(request.param)
+
+
+@pytest.fixture
+def native_engine():
+    """Of a test of what only the native engine has."""
+    return _built("native")
+
+
+def _built(name):
     try:
-        make_engine(request.param)
+        make_engine(name)
     except ImportError as exc:
         pytest.skip(str(exc))
-    return request.param
+    return name

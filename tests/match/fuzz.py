@@ -45,6 +45,8 @@ def differential(randoms):
             text = json.dumps(event).encode()
             assert set(matcher.match(event)) == wanted, event
             assert set(matcher.match_many([text])[0]) == wanted, text
+            (members,) = matcher.match_members([text], ("a", "b"))
+            assert members is None or members[0] == len(wanted), text
     return matcher, live
 
 
@@ -60,6 +62,10 @@ def broken_json(randoms, matcher, live):
             )
         answers = [answer(engine, bytes(text)) for engine in (matcher, plain)]
         assert answers[0] == answers[1], bytes(text)
+        (members,) = matcher.match_members([bytes(text)], ("a", "é"))
+        if members is not None:  # it was read, so it was no error either
+            assert isinstance(answers[0], set), bytes(text)
+            assert members[0] == len(answers[0]), bytes(text)
 
 
 def answer(matcher, text):

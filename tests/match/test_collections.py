@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from virta.errors import FilterError
+from virta.errors import EventError, FilterError
 from virta.match import NamedMatchers
 
 FILTER = {"equals": {"name": "bob"}}
@@ -52,6 +52,18 @@ def test_one_remove_is_enough(engine):
     assert named.get_filter_ids("i", "c") == []
     assert not named.has_filter(id_)
     assert named.remove(id_) is False
+
+
+@pytest.mark.parametrize("collection", ["full", "empty"])
+def test_what_is_no_document(engine, collection):
+    """A value that is no document is an error, whether filters are registered or not."""
+    named = NamedMatchers(engine=engine)
+    named.register("i", "full", FILTER)
+
+    with pytest.raises(EventError, match="an event is an object"):
+        named.test("i", collection, 5)
+    with pytest.raises(FilterError, match="id is a text"):
+        named.test("i", collection, {}, document_id=5)
 
 
 def test_document_id_is_a_field(engine):

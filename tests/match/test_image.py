@@ -16,7 +16,7 @@ from randoms import Randoms
 from virta.filters import parse
 from virta.match import Matcher, compile_filter
 from virta.match import image as images
-from virta.match.engine import NativeEngine
+from virta.match.engine import NativeEngine, make_engine
 from virta.match.image import Programs, code_mark, heap_matcher, is_ours, set_mark, shared_matcher
 from virta.native import load
 
@@ -141,7 +141,7 @@ def is_mapped(image):
 def test_every_byte_of_an_image_counts(made):
     """Wherever one byte differs (all of the head, every seventh of the rest), or is missing, there is no image."""
     programs, image, mark = made
-    index = NativeEngine()._index
+    index = NativeEngine().index
     whole = image.read_bytes()
     with image.open("r+b", buffering=0) as file:
         for at in (*range(128), *range(128, len(whole), 7)):
@@ -327,7 +327,7 @@ def test_two_images_at_one_address(tmp_path):
 
 def test_images_and_buffers_are_checked(tmp_path):
     """Wrong arguments are errors, not crashes."""
-    index = Matcher(engine="native")._engine._index
+    index = make_engine("native").index
     with pytest.raises(ValueError, match="do not fit"):
         index.match_flat(array("i", [0, 9]), b"{}", ())
     with pytest.raises(ValueError, match="do not fit"):

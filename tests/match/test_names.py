@@ -210,6 +210,77 @@ def test_what_is_no_event(matcher, event):
         matcher.match_many([{}, event])
 
 
+@pytest.mark.parametrize("where", [5, "tenant", [1], {"tenant": []}, {1: 2}])
+def test_what_is_no_restriction(matcher, where):
+    """A `where` that no metadata can have is an error, not an empty answer."""
+    with pytest.raises(FilterError, match="where") as caught:
+        matcher.match(PAID, where=where)
+    assert caught.value.code == "bad_metadata"
+    with pytest.raises(FilterError, match="where"):
+        matcher.first(PAID, where=where)
+
+
+def test_true_is_not_one(matcher):
+    """A restriction tells true from 1 and false from 0, as JSON does; 1 and 1.0 are one number."""
+    for name, value in (("one", 1), ("true", True), ("zero", 0), ("false", False)):
+        matcher.add("status=paid", id=name, metadata={"tenant": value})
+
+    found = {
+        repr(value): matcher.match(PAID, where={"tenant": value})
+        for value in (1, 1.0, True, 0, False)
+    }
+
+    assert found == {
+        "1": ["one"],
+        "1.0": ["one"],
+        "True": ["true"],
+        "0": ["zero"],
+        "False": ["false"],
+    }
+
+
+@pytest.mark.parametrize("limit", ["x", -1, 1.5, True])
+def test_what_is_no_limit(matcher, limit):
+    """A limit is a whole number from 0."""
+    with pytest.raises(ValueError, match="expected a whole number from 0"):
+        matcher.match(PAID, limit=limit)
+
+
+def test_lists_are_not_single_values(matcher):
+    """One filter is no list of filters, and one event no list of events."""
+    for one in ("status=paid", b"status=paid", {"equals": {"a": 1}}, 5, None):
+        with pytest.raises(FilterError, match="filters are a list"):
+            matcher.add_many(one)
+    assert len(matcher) == 0
+    with pytest.raises(EventError, match="events are a list"):
+        matcher.match_many({"data": {"status": "paid"}})
+
+
+@pytest.mark.parametrize("id_", [5, None, b"x"])
+def test_what_is_no_id(matcher, id_):
+    """An id that is no text is an error wherever one is asked for."""
+    for call in (matcher.get, matcher.number_of, matcher.remove):
+        with pytest.raises(FilterError, match="an id is a text"):
+            call(id_)
+    assert id_ not in matcher
+
+
+def test_numbers_that_no_filter_has(matcher):
+    """id_of() of a number without a filter is None, in an empty matcher too; a number is an integer."""
+    for _ in range(2):
+        assert [matcher.id_of(n) for n in (0, -1, 7, 2**32, 2**70)] == [None] * 5
+        with pytest.raises(TypeError):
+            matcher.id_of("1")
+        matcher.add("status=paid", id="mine")
+
+
+def test_only_filters_compile():
+    """compile_filter() says that it takes no text."""
+    for odd in ("status=paid", {"equals": {"a": 1}}, 5):
+        with pytest.raises(FilterError, match="expected a Filter"):
+            compile_filter(odd)
+
+
 def test_names_from_many_threads(matcher):
     """Threads that add and remove names of one filter leave exactly the names that stay."""
     matcher.add("status=paid", id="steady")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import json
 import math
@@ -9,13 +10,16 @@ import subprocess
 import sys
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
+from randoms import Randoms
 
 from virta.filters import Filter, parse
 from virta.filters.tree import And, Condition, Select, ValueRange
 from virta.filters.values import Box, Regexp
 from virta.match import Matcher, compile_filter, pattern_sets
+from virta.match.engine import make_engine
 from virta.native import load
 from waiting import wait_until
 
@@ -84,7 +88,7 @@ def test_the_gil_is_released():
 
 
 def test_patterns_are_compiled_when_they_are_added(monkeypatch):
-    """Adding builds small sets, the background large ones, matching none; each pattern is compiled a few times."""
+    """Adding builds sets of 128 at most, the background larger ones, matching none; each is compiled a few times."""
     adder, built = threading.current_thread(), []
 
     class Counted(pattern_sets._Set):
@@ -102,10 +106,10 @@ def test_patterns_are_compiled_when_they_are_added(monkeypatch):
 
     assert found == {f.id for f in filters if f.matches({"t": "k-117z"})} != set()
     assert [size for here, size in built if here] == added
-    assert max(added) <= pattern_sets.FRESH_MAX
-    wait_until(lambda: not pattern_sets._BUILDER._running)
+    assert max(added) <= pattern_sets.FRESH_MAX * pattern_sets.MERGED_MIN
+    wait_until(lambda: not pattern_sets.BUILDER.running)
     sizes = [size for _, size in built]
-    assert pattern_sets.FRESH_MAX < max(sizes) <= pattern_sets.SET_PATTERNS_MAX
+    assert max(added) < max(sizes) <= pattern_sets.SET_PATTERNS_MAX
     assert sum(sizes) < 6 * len(filters)
     assert set(matcher.match({"t": "k--117z"})) == found
 
@@ -119,7 +123,7 @@ def test_removed_patterns_leave_the_sets():
     for number in range(3900):
         patterns.remove(number)
     wait_until(lambda: patterns.removed < 2000)
-    wait_until(lambda: not pattern_sets._BUILDER._running)
+    wait_until(lambda: not pattern_sets.BUILDER.running)
 
     assert patterns.search("k-3950z", 0) == [3950]
     assert patterns.search("k-3950z", 3951) == []
@@ -379,28 +383,32 @@ def test_exceptions_from_python_come_through():
     def fail(condition, root):
         raise KeyError("mine")
 
-    matcher = Matcher(engine="native")
-    matcher._engine._index = index = make_index(holds=fail)
+    engine = make_engine("native")
+    engine.index = index = make_index(holds=fail)
+    matcher = Matcher(engine=engine)
     opaque = Filter(Condition(("a",), "select", select()))
     matcher.add(opaque)
     with pytest.raises(KeyError, match="mine"):
         index.match({"a": [1]})
     with pytest.raises(KeyError, match="mine"):
         index.match_many([b"{}", b'{"a": [1]}'], False)
+    with pytest.raises(KeyError, match="mine"):
+        index.match_members([b"{}", b'{"a": [1]}'], ())
     assert index.match({"a": 1}) == []
     assert matcher.remove(opaque.id)
 
 
 def test_calls_from_inside_are_refused():
     """Python code that runs while an index works cannot call it again: an error, not a deadlock."""
-    matcher = Matcher(engine="native")
-    matcher._engine._index = index = make_index(
-        holds=lambda condition, root: index.remove(bytes(32))
-    )
+    engine = make_engine("native")
+    engine.index = index = make_index(holds=lambda condition, root: index.remove(bytes(32)))
+    matcher = Matcher(engine=engine)
     matcher.add(Filter(Condition(("a",), "select", select())))
 
     with pytest.raises(RuntimeError, match="from inside its own work"):
         index.match({"a": [1]})
+    with pytest.raises(RuntimeError, match="from inside its own work"):
+        index.match_members([b'{"a": [1]}'], ())
     assert index.remove(bytes(32)) == -1
 
 
@@ -434,3 +442,59 @@ def make_index(**callbacks):
 
 def select():
     return Select(0, Condition(("value",), "eq", 1))
+
+
+def test_members_and_hits_come_from_one_parse():
+    """As many hits as `match` finds, and the members that Python's reader sees, for random events."""
+    randoms = Randoms(77)
+    matcher = Matcher(engine="native")
+    matcher.add_many(randoms.filter() for _ in range(300))
+    events = [randoms.document() for _ in range(400)]
+    texts = [json.dumps(event).encode() for event in events]
+    names = ("a", "a.b", "é")
+    left = 0
+    for event, text, answer in zip(events, texts, matcher.match_members(texts, names), strict=True):
+        if answer is None:
+            left += 1
+            continue
+        hits, *members = answer
+        assert hits == len(matcher.match(text))
+        assert members == [v if isinstance(v := event.get(n), str) else None for n in names]
+    assert left < len(events) / 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"[1]", b"1", b'{"a":1}\n', b'{"a":\r1}', b'{"a":1', b'{"a":"\xff"}', b'{"a":1e999}'],
+)
+def test_what_match_members_leaves_to_the_caller(text):
+    matcher = Matcher(engine="native")
+    matcher.add(Filter(equals("a", 1)))
+    good = b'{"a":1,"b":"x","b":"y"}'
+    assert matcher.match_members([good, text, good], ("b",)) == [(1, "y"), None, (1, "y")]
+
+
+def test_match_members_refuses_what_is_no_list_of_texts():
+    matcher = Matcher(engine="native")
+    for texts, names in (
+        ((b"{}",), ()),
+        ([b"{}"], ["a"]),
+        (["{}"], ()),
+        ([b"{}"], (1,)),
+        ([], ("a",) * 9),
+    ):
+        with pytest.raises(TypeError):
+            matcher.match_members(texts, names)
+    assert matcher.match_members([], ()) == []
+
+
+def test_the_stub_has_the_names_of_the_module():
+    """What type checkers see of the native index is what it has."""
+    text = Path(core.__file__).with_name("_core.pyi").read_text()
+    stub = ast.parse(text)
+    for node in (one for one in stub.body if isinstance(one, ast.ClassDef)):
+        named = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+        has = {name for name in vars(getattr(core, node.name)) if not name.startswith("_")}
+        assert {name for name in named if not name.startswith("_")} == has
+    shown = {one.name for one in stub.body if isinstance(one, ast.ClassDef | ast.FunctionDef)}
+    assert shown == {name for name in vars(core) if not name.startswith("_")}

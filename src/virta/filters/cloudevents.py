@@ -77,7 +77,7 @@ class _Reader:
         self.count = 0
 
     def filter(self, source: Any, path: str, depth: int) -> Node:
-        self._counted(1, path)
+        self._count_conditions(1, path)
         if depth > DEPTH_MAX:
             raise FilterError(
                 f"filter nests deeper than {DEPTH_MAX} levels", code="too_complex", path=path[:100]
@@ -112,7 +112,7 @@ class _Reader:
                 path,
                 dialect,
             )
-        self._counted(len(filters), path)
+        self._count_conditions(len(filters), path)
         nodes = [self.filter(x, f"{path}[{i}]", depth + 1) for i, x in enumerate(filters)]
         return all_of(nodes) if dialect == "all" else any_of(nodes)
 
@@ -123,7 +123,7 @@ class _Reader:
                 path,
                 dialect,
             )
-        self._counted(len(attributes), path)
+        self._count_conditions(len(attributes), path)
         nodes = []
         for name, text in attributes.items():
             inner = f"{path}.{name}"[:200]
@@ -144,7 +144,7 @@ class _Reader:
             nodes.append(COMPARISONS[dialect](name, text))
         return all_of(nodes)
 
-    def _counted(self, more: int, path: str) -> None:
+    def _count_conditions(self, more: int, path: str) -> None:
         """Count conditions and refuse a filter that is too large before reading on."""
         self.count += more
         if self.count > 2 * CONDITIONS_MAX:

@@ -212,12 +212,12 @@ class Condition:
         return 1 + self.value.tree.count if self.op == "select" else 1
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Condition) and self._key() == other._key()
+        return isinstance(other, Condition) and self._comparison_key() == other._comparison_key()
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self._comparison_key())
 
-    def _key(self) -> tuple[object, ...]:
+    def _comparison_key(self) -> tuple[object, ...]:
         # True == 1 in Python, so scalars are compared together with "is it a boolean".
         value = self.value
         if isinstance(value, tuple):

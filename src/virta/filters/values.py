@@ -113,12 +113,12 @@ class ValueRange:
 
     def __eq__(self, other: object) -> bool:
         # True == 1 in Python; a range of booleans is not one of numbers.
-        return isinstance(other, ValueRange) and self._key() == other._key()
+        return isinstance(other, ValueRange) and self._comparison_key() == other._comparison_key()
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self._comparison_key())
 
-    def _key(self) -> tuple[object, ...]:
+    def _comparison_key(self) -> tuple[object, ...]:
         return (self.kind, self.lower, self.upper, self.lower_open, self.upper_open)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from virta.match.collections import NamedMatchers
 from virta.match.compile import Compiled, compile_filter
 from virta.match.cost import FilterCost, filter_cost
+from virta.match.engine import python_calls
 from virta.match.matcher import Matcher
 from virta.match.names import Match, NamedFilter
 
@@ -22,4 +23,5 @@ __all__ = [
     "NamedMatchers",
     "compile_filter",
     "filter_cost",
+    "python_calls",
 ]

@@ -29,6 +29,11 @@ class Index:
     def match(self, event: Any, /) -> list[str]: ...
     # Lists of ids; with `numbers` the bytes of uint32 numbers, and of where each event's begin.
     def match_many(self, events: Any, numbers: bool, /) -> Any: ...
+    # For each JSON text how many filters hold, and the text of each member of the root (None: absent, or no text).
+    # None for a text that is no object on one line, or that only Python can read.
+    def match_members(
+        self, texts: list[bytes], names: tuple[str, ...], /
+    ) -> list[tuple[Any, ...] | None]: ...
     # Add filters from buffers: digests end to end, int64 ends, programs; {position: opaque conditions}.
     def add_flat(
         self, digests: Any, ends: Any, programs: Any, opaques: dict[int, Any], /
@@ -60,3 +65,6 @@ class Sources:
 
 # The module's own code as it is loaded; b"" where the system does not tell.
 def code() -> bytes: ...
+
+# How often the indexes of this process asked Python, by kind.
+def python_calls() -> dict[str, int]: ...

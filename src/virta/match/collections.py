@@ -117,11 +117,18 @@ class NamedMatchers:
         Return ids of the filters that the document satisfies.
 
         A `document_id` stands in the document as `_id`, in place of one it may have.
+
+        Raises:
+            EventError: for what is no document.
+            FilterError: for an id that is no text, or with a document that is no object.
         """
         with self._lock:
             matcher = self._matchers.get((index, collection))
             names = self._ids.get((index, collection), {})
+        if document_id is not None and not isinstance(document_id, str):
+            raise FilterError(f"a document's id is a text, got {type(document_id).__name__}")
         if matcher is None:
+            _NO_FILTERS.match(document)  # for its error
             return []
         if document_id:
             if not isinstance(document, dict):
@@ -139,6 +146,10 @@ class NamedMatchers:
 
     def _parse(self, filter_: Any) -> Filter:
         return filter_ if isinstance(filter_, Filter) else parse(filter_, self._dialect)
+
+
+# Documents are checked also where nothing is registered.
+_NO_FILTERS = Matcher(engine="plain")
 
 
 def _name(name: Any, what: str) -> str:

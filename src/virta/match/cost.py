@@ -3,7 +3,8 @@ The price of a filter before it is added: how an event finds it, and what that c
 
 A filter is *indexed* if a condition finds it, so that events without that condition never reach it; *verified* if more
 is tested once it is found; *scanned* if nothing finds it and every event tests it. Conditions that the native engine
-cannot evaluate run in Python, with the GIL. Time and memory are estimates.
+cannot evaluate run in Python, with the GIL: some for every candidate, some for rare values only (`virta.match.engine`
+counts both). Time and memory are estimates.
 """
 
 from __future__ import annotations
@@ -11,15 +12,20 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from virta.filters import Filter, parse
+from virta.filters.cesql.computed import CesqlExpression
 from virta.filters.explain import path_text
-from virta.filters.tree import Condition, Not
+from virta.filters.tree import And, Condition, Not, Or
 from virta.match.compile import Compiled, compile_filter
 from virta.match.compile.program import MATCH_FALLBACK, encode
 from virta.match.engine import make_engine
 from virta.match.plain.selectivity import SCAN, cover, implied, rank
+from virta.match.regex import plain_condition
 
 if TYPE_CHECKING:
-    from virta.filters import Filter
+    from collections.abc import Iterator
+
+    from virta.filters.tree import Node
 
 # Nanoseconds an event costs for each conjunction that it tests, for each condition of a tree that is tested whole, and
 # for each condition evaluated in Python.
@@ -35,14 +41,16 @@ class FilterCost:
     """
     What a filter costs an index.
 
-    `found_by` are the conditions by which events find it, one a conjunction; `python` those evaluated in Python;
-    `event_ns` is the estimated time of every event, whether it matches or not; `bytes` its estimated memory.
+    `found_by` are the conditions by which events find it, one a conjunction; `python` those evaluated in Python for
+    every candidate, `python_at_times` those for some values only, which are named; `event_ns` is the estimated time of
+    every event, whether it matches or not; `bytes` its estimated memory.
     """
 
     kind: str  # indexed, verified or scanned
     conjunctions: int
     found_by: tuple[str, ...]
     python: tuple[str, ...]
+    python_at_times: tuple[str, ...]
     event_ns: int
     bytes: int
 
@@ -62,6 +70,7 @@ class FilterCost:
         ]
         lines += [f"  found by {text}" for text in self.found_by]
         lines += [f"  in Python: {text}" for text in self.python]
+        lines += [f"  in Python at times: {text}" for text in self.python_at_times]
         return "\n".join(lines)
 
 
@@ -72,9 +81,23 @@ _KINDS = {
 }
 
 
-def filter_cost(filter_: Filter | Compiled, *, engine: str = "auto") -> FilterCost:
-    """Return the price of a filter: it is added to an index of its own."""
-    compiled = filter_ if isinstance(filter_, Compiled) else compile_filter(filter_)
+def filter_cost(
+    filter_: Filter | Compiled | str | bytes | dict[str, Any] | list[Any],
+    *,
+    dialect: str = "query-string",
+    engine: str = "auto",
+) -> FilterCost:
+    """
+    Return the price of a filter, or of the text or object of one in `dialect`: it is added to an index of its own.
+
+    Raises:
+        FilterError: for what is no filter.
+    """
+    if isinstance(filter_, Filter):
+        filter_ = compile_filter(filter_)
+    elif not isinstance(filter_, Compiled):
+        filter_ = compile_filter(parse(filter_, dialect))
+    compiled = filter_
     index = make_engine(engine)
     index.add(compiled)
     stats = index.stats()
@@ -83,12 +106,14 @@ def filter_cost(filter_: Filter | Compiled, *, engine: str = "auto") -> FilterCo
     )
     program, conditions = encode(compiled)
     opaques = [condition for condition in conditions if condition.op not in MATCH_FALLBACK]
+    at_times = [text for one in _conditions(compiled) for text in _at_times(one, conditions)]
     every = stats["unindexed"]
     return FilterCost(
         kind=kind,
         conjunctions=stats["conjunctions"],
         found_by=tuple(dict.fromkeys(_accesses(compiled))) if kind != "scanned" else (),
         python=tuple(_described(condition) for condition in opaques),
+        python_at_times=tuple(dict.fromkeys(at_times)),
         event_ns=_event_ns(compiled, every, len(opaques)) if every else 0,
         bytes=len(program) + stats["conjunctions"] * CONJUNCTION_BYTES,
     )
@@ -110,6 +135,42 @@ def _accesses(compiled: Compiled) -> list[str]:
         if access is not None and rank(access) != SCAN:
             found.append(_described(access))
     return found
+
+
+def _conditions(compiled: Compiled) -> Iterator[Condition]:
+    """Yield the conditions of a filter, those inside a `select` too."""
+    waiting: list[Node] = [node for term in compiled.conjunctions for node in term]
+    if compiled.tree is not None:
+        waiting.append(compiled.tree)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, And | Or):
+            waiting += reversed(node.children)
+        elif isinstance(node, Not):
+            waiting.append(node.child)
+        elif isinstance(node, Condition):
+            yield node
+            if node.op == "select":
+                waiting.append(node.value.tree)
+
+
+def _at_times(condition: Condition, numbered: tuple[Condition, ...]) -> Iterator[str]:
+    """Yield what of a condition Python evaluates for some values only: docs/matching.md has the costs."""
+    what, op = _described(condition), condition.op
+    computed = condition.path[0] if condition.path else None
+    if isinstance(computed, CesqlExpression):
+        text = path_text(condition.path)
+        yield f"{text}: an attribute that is an array, an object or no 32-bit Integer"
+        if any(name in text for name in ("LOWER(", "UPPER(")):
+            yield f"{text}: text beyond ASCII"
+    if (op == "regexp" and plain_condition(condition.value) is None) or op == "regexp_text":
+        yield f"{what}: a text not seen before"
+    if op == "regexp_text":
+        yield f"{what}: a value that is no text"
+    elif op.startswith("geo_") and op != "geo_junk":
+        yield f"{what}: a point that is neither {{lat, lon}} nor [lat, lon] of numbers"
+    elif op in MATCH_FALLBACK and condition in numbered:
+        yield f"{what}: more than 16,384 values to compare"
 
 
 def _described(literal: Condition | Not) -> str:

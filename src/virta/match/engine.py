@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from virta.match.image import Programs
 
 ENGINES = ("auto", "native", "plain")
+# What the native engine may ask Python for.
+PYTHON_CALLS = ("regexp", "condition", "point", "attribute", "case", "text", "event")
 
 
 class MatchEngine(Protocol):
@@ -58,6 +60,11 @@ class MatchEngine(Protocol):
     def match_flat(self, ends: Any, texts: Any) -> tuple[bytes, bytes]:
         """Return rows (int32) and numbers (uint32) of all hits in concatenated JSON texts; invalid JSON has none."""
 
+    def match_members(
+        self, texts: list[bytes], names: tuple[str, ...]
+    ) -> list[tuple[Any, ...] | None]:
+        """Return for each JSON text how many filters hold and the texts of members; None for what it does not read."""
+
     def stats(self) -> dict[str, int]:
         """Return counts of filters by how events find them, sizes, and memory by part (bytes_…)."""
 
@@ -77,7 +84,7 @@ class NativeEngine:
                 "engine='plain' needs neither"
             )
         self._patterns = patterns = PatternSets()
-        self._index: _core.Index = core.Index(
+        self.index: _core.Index = core.Index(
             search=patterns.search,
             patterns=patterns.change,
             point=read_point,
@@ -86,61 +93,62 @@ class NativeEngine:
             attribute=attribute_text,
             text=text_of,
         )
-        self.id = self._index.id
-        self.ids = self._index.ids
-        self.match = self._index.match
+        self.id = self.index.id
+        self.ids = self.index.ids
+        self.match = self.index.match
+        self.match_members = self.index.match_members
 
     def add(self, compiled: Compiled) -> int:
         program, opaques = compiled.encoded
         # The index shares the text of the id, so that the first event that finds many filters makes none.
-        return self._index.add(compiled.id, program, opaques)
+        return self.index.add(compiled.id, program, opaques)
 
     def remove(self, id_: str) -> int:
         digest = _digest(id_)
-        return -1 if digest is None else self._index.remove(digest)
+        return -1 if digest is None else self.index.remove(digest)
 
     def find(self, id_: str) -> int:
         digest = _digest(id_)
-        return 0 if digest is None else self._index.find(digest)
+        return 0 if digest is None else self.index.find(digest)
 
     def count(self, id_: str) -> int:
         digest = _digest(id_)
-        return 0 if digest is None else self._index.count(digest)
+        return 0 if digest is None else self.index.count(digest)
 
     def match_many(self, events: Any, *, numbers: bool) -> Any:
-        return self._index.match_many(events, numbers)
+        return self.index.match_many(events, numbers)
 
     def match_flat(self, ends: Any, texts: Any) -> tuple[bytes, bytes]:
-        return self._index.match_flat(ends, texts, (EventError, RecursionError))
+        return self.index.match_flat(ends, texts, (EventError, RecursionError))
 
     def stats(self) -> dict[str, int]:
-        return {**self._index.stats(), "bytes_patterns": self._patterns.bytes}
+        return {**self.index.stats(), "bytes_patterns": self._patterns.bytes}
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self.index)
 
     # Whole filter sets and their images (virta.match.image).
 
     def add_programs(self, programs: Programs) -> None:
-        self._index.add_flat(
+        self.index.add_flat(
             programs.digests, programs.ends, programs.programs, dict(programs.opaques)
         )
 
     def conditions(self) -> tuple[Condition, ...]:
         """Return the opaque conditions in the order of their numbers."""
-        return self._index.conditions()
+        return self.index.conditions()
 
     def begin_image(self, number: int) -> bool:
-        return self._index.begin_image(number)
+        return self.index.begin_image(number)
 
     def save_image(self, file: IO[bytes], mark: bytes) -> None:
-        self._index.save(file, mark)
+        self.index.save(file, mark)
 
     def open_image(
         self, file: IO[bytes], mark: bytes, conditions: tuple[Condition, ...]
     ) -> bool | None:
         """Return whether the image could be mapped; None if the file is no image with this mark."""
-        return self._index.open(file, mark, conditions)
+        return self.index.open(file, mark, conditions)
 
 
 def _digest(id_: str) -> bytes | None:
@@ -164,3 +172,14 @@ def make_engine(name: str) -> MatchEngine:
         if name == "native":
             raise
         return PlainEngine()
+
+
+def python_calls() -> dict[str, int]:
+    """
+    Return how often the native engine asked Python in this process, by what for; the plain engine is not counted.
+
+    regexp: a text that was not searched before. condition: one that only Python evaluates. point, attribute, text: the
+    form of a value. case: LOWER or UPPER beyond ASCII. event: JSON that the core leaves to Python.
+    """
+    core = load("virta.match._core")
+    return dict.fromkeys(PYTHON_CALLS, 0) if core is None else core.python_calls()

@@ -17,7 +17,15 @@ from virta.filters import Filter
 from virta.match.compile import Compiled, compile_filter, compile_source
 from virta.match.engine import MatchEngine, make_engine
 from virta.match.events import too_deep
-from virta.match.names import Match, NamedFilter, Names, check_metadata, check_name
+from virta.match.names import (
+    Match,
+    NamedFilter,
+    Names,
+    check_id,
+    check_limit,
+    check_metadata,
+    check_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,7 +85,7 @@ class Matcher:
         one = NamedFilter(
             check_name(id), compiled.id, payload, check_metadata(metadata), compiled.canonical
         )
-        self._put(one, compiled)
+        self._add_named(one, compiled)
         return one.id
 
     def _add_unnamed(self, filter_: Any, compiled: Compiled) -> str:
@@ -98,7 +106,7 @@ class Matcher:
         # The plain index works on trees, which the native compiler does not make.
         return compile_source(filter_, dialect, engine=self._source_engine)
 
-    def _put(self, one: NamedFilter, compiled: Compiled) -> None:
+    def _add_named(self, one: NamedFilter, compiled: Compiled) -> None:
         with self._names.lock:
             known = self._engine.find(compiled.id) > 0
             self._engine.add(compiled)
@@ -108,7 +116,11 @@ class Matcher:
                 self._drop(replaced.filter_id)
 
     def add_many(self, filters: Iterable[Any], *, dialect: str = "query-string") -> list[str]:
-        """Add filters without names; return their ids in order."""
+        """Add filters without names; return their ids in order. Raise FilterError for what is no list of filters."""
+        if isinstance(filters, str | bytes | dict) or not isinstance(filters, Iterable):
+            raise FilterError(
+                f"filters are a list or another iterable, got {type(filters).__name__} {filters!r:.80}; `add` takes one"
+            )
         add, compile_one = self._add_unnamed, self._compiled
         return [add(filter_, compile_one(filter_, dialect)) for filter_ in filters]
 
@@ -119,10 +131,7 @@ class Matcher:
         Raises:
             FilterError: for an id that is no text.
         """
-        if not isinstance(id_, str):
-            raise FilterError(
-                f"an id is a text, got {type(id_).__name__} {id_!r:.80}", code="bad_name"
-            )
+        check_id(id_)
         with self._names.lock:
             named = self._names.pop(id_)
             if named is not None:
@@ -142,8 +151,8 @@ class Matcher:
         return left
 
     def get(self, id_: str) -> NamedFilter | None:
-        """Return what was added under a name or id, None if there is no such filter."""
-        found = self._names.named.get(id_)
+        """Return what was added under a name or id, None if there is no such filter; raise FilterError for no text."""
+        found = self._names.named.get(check_id(id_))
         if found is not None or id_ not in self:
             return found
         return NamedFilter(id_, id_, canonical=self._names.forms.get(id_))
@@ -210,6 +219,8 @@ class Matcher:
 
         Raises:
             EventError: for bytes that are no JSON, and for what is no event.
+            FilterError: for a `where` that is no object of scalars.
+            ValueError: for a `limit` that is no number from 0.
         """
         if event.__class__ is not bytes and event.__class__ is not dict:
             event = _plain(event)
@@ -219,7 +230,8 @@ class Matcher:
             raise too_deep() from exc
         if where is None and limit is None and not why:
             return self._names.expand(found) if self._names.named else found
-        entries = self._names.select(found, where, limit)
+        check_limit(limit)
+        entries = self._names.select(found, check_metadata(where, "where"), limit)
         if not why:
             return [id_ for id_, _, _ in entries]
         return self._explained(event, entries)
@@ -266,7 +278,7 @@ class Matcher:
         if isinstance(events, str):
             events = events.encode("utf-8", "surrogatepass")
         elif not isinstance(events, bytes | bytearray | memoryview):
-            if not isinstance(events, Iterable):
+            if isinstance(events, dict) or not isinstance(events, Iterable):
                 raise EventError(
                     f"events are a list, or one buffer of JSON lines, got {type(events).__name__} {events!r:.80}",
                     code="event_type",
@@ -295,13 +307,31 @@ class Matcher:
         rows, numbers = self._engine.match_flat(ends, texts)
         return memoryview(rows or b"").cast("i"), memoryview(numbers or b"").cast("I")
 
+    def match_members(
+        self, texts: list[bytes], names: tuple[str, ...]
+    ) -> list[tuple[Any, ...] | None]:
+        """
+        Return for each JSON text how many filters hold, and the text of each of these members of the event.
+
+        The event is parsed once for both. A member that is absent or no text is None; of equal names the last
+        counts. A text that is no object, has line ends, or that only Python can read is left to the caller: None
+        instead of a tuple. The plain engine leaves all.
+
+        Raises:
+            EventError: from a filter that needs what Python cannot read.
+        """
+        try:
+            return self._engine.match_members(texts, names)
+        except RecursionError as exc:
+            raise too_deep() from exc
+
     def id_of(self, number: int) -> str | None:
         """Return the id of a filter's number; numbers are reused some time after their filter was removed."""
         return self._engine.id(number)
 
     def number_of(self, id_: str) -> int | None:
         """Return the number of a filter, as `match_many` gives it; `id_` is its own id or one of its names."""
-        named = self._names.named.get(id_)
+        named = self._names.named.get(check_id(id_))
         return self._engine.find(id_ if named is None else named.filter_id) or None
 
     # Files.
@@ -334,7 +364,7 @@ class Matcher:
                 matcher._engine.add(compiled)
             matcher._names.forms[compiled.id] = compiled.canonical
             for one in named:
-                matcher._put(one, compiled)
+                matcher._add_named(one, compiled)
         return matcher
 
     def stats(self) -> dict[str, Any]:

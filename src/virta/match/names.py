@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from virta.errors import FilterError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from virta.filters import Filter
 
@@ -54,9 +55,14 @@ class NamedFilter:
         return read_filter(self.canonical)
 
     def is_within(self, where: Mapping[str, Any]) -> bool:
-        """Return whether the metadata has every member of `where`."""
+        """Return whether the metadata has every member of `where`; true and 1 are different values, as in JSON."""
         metadata = self.metadata
-        return all(name in metadata and metadata[name] == value for name, value in where.items())
+        return all(
+            name in metadata
+            and metadata[name] == value
+            and (metadata[name].__class__ is bool) == (value.__class__ is bool)
+            for name, value in where.items()
+        )
 
 
 class Match(NamedTuple):
@@ -160,13 +166,26 @@ def check_name(name: Any) -> str:
     return name
 
 
-def check_metadata(metadata: Any) -> dict[str, Any]:
-    """Return a copy of a name's metadata: texts to scalars; raise FilterError for others."""
+def check_id(id_: Any) -> str:
+    """Return a name or a filter's id; raise FilterError for what is no text."""
+    if not isinstance(id_, str):
+        raise FilterError(f"an id is a text, got {type(id_).__name__} {id_!r:.80}", code="bad_name")
+    return id_
+
+
+def check_limit(limit: Any) -> None:
+    """Raise ValueError for what cannot be the length of an answer."""
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
+        raise ValueError(f"limit {limit!r:.80}: expected a whole number from 0, or None")
+
+
+def check_metadata(metadata: Any, what: str = "metadata") -> dict[str, Any]:
+    """Return a copy of a name's metadata, or of a restriction to it: texts to scalars; raise FilterError for others."""
     if metadata is None:
         return {}
-    if not isinstance(metadata, dict) or len(metadata) > METADATA_MEMBERS_MAX:
+    if not isinstance(metadata, Mapping) or len(metadata) > METADATA_MEMBERS_MAX:
         raise FilterError(
-            f"metadata {metadata!r}: expected an object of at most {METADATA_MEMBERS_MAX} members",
+            f"{what} {metadata!r:.80}: expected an object of at most {METADATA_MEMBERS_MAX} members",
             code="bad_metadata",
         )
     for name, value in metadata.items():
@@ -174,7 +193,7 @@ def check_metadata(metadata: Any) -> dict[str, Any]:
             value is None or isinstance(value, str | int | float | bool)
         ):
             raise FilterError(
-                f"metadata {name!r}: {value!r}: expected a text, a number, a boolean or null",
+                f"{what} {name!r:.80}: {value!r:.80}: expected a text, a number, a boolean or null",
                 code="bad_metadata",
             )
     return dict(metadata)

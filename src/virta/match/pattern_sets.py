@@ -4,10 +4,12 @@ Many patterns against one text.
 An index searches each new value once for all patterns of its path. Patterns are numbered by the index, in ascending
 order, and gathered in RE2 sets (one automaton for many patterns):
 
-    add ──► fresh: compiled, tried one by one ──► 32: a small set ──► background thread: larger sets, up to 1,024
+    add ──► fresh: compiled, tried one by one ──► 32: a small set ──► four of them: a set of 128
+            ──► background thread: larger sets, up to 1,024
 
-So adding a pattern takes some tenths of a millisecond at most, matching compiles nothing, and larger sets are built without
-the GIL. A set has a pattern that always matches: if that one is missing from a result, the automaton ran
+So adding a pattern takes half a millisecond at most, matching compiles nothing, and larger sets are built without
+the GIL. A search takes a microsecond a set, whatever its size: even where the background is far behind, 5,000 patterns are
+forty sets. A set has a pattern that always matches: if that one is missing from a result, the automaton ran
 out of memory and the set's patterns are tried one by one.
 
 Threads search concurrently; a lock keeps them from seeing sets that are being replaced. Patterns are added and removed only
@@ -37,12 +39,13 @@ SET_MEMORY_MAX = 128 << 20
 SET_CHAR_BYTES = 33
 PATTERN_CHAR_BYTES = 110
 ENTRY_BYTES = 250
-# New patterns tried one by one before they become a set; their characters, so that building it takes 0.3 ms.
+# New patterns tried one by one before they become a set; their characters, so that building it takes 0.1 ms.
 FRESH_MAX = 32
 FRESH_CHARS_MAX = 2048
-# Adjacent sets of about one size that are merged in the background.
+# Adjacent sets of about one size that are merged, the smallest ones by `add`, which takes 0.4 ms.
 MERGED_MIN: Final = 4
-# The background releases the GIL this long after each small piece of work, so that no other thread waits for more.
+# The background releases the GIL this long after so many patterns, 0.2 ms of work, so that no other thread waits for more.
+YIELD_PATTERNS: Final = FRESH_MAX * MERGED_MIN
 YIELD_S: Final = 0.0001
 # Texts whose patterns the plain index remembers, a path, and how long they may be.
 TEXTS_MAX = 4096
@@ -111,7 +114,7 @@ class PathPatterns:
         with self._lock:
             self.removed += self.patterns.pop(number, None) is not None
         if self.removed > len(self.patterns) + SET_PATTERNS_MAX:
-            _BUILDER.submit(self)
+            BUILDER.submit(self)
 
     def clear(self) -> None:
         """Drop all patterns; sets are freed in the background, which takes milliseconds."""
@@ -120,7 +123,7 @@ class PathPatterns:
             self.patterns, self.fresh, self._fresh_chars, self._programs = {}, [], 0, {}
         self.texts.clear()
         if self.sets:
-            _BUILDER.submit(self)
+            BUILDER.submit(self)
 
     @property
     def bytes(self) -> int:
@@ -148,9 +151,9 @@ class PathPatterns:
         text = well_formed(text)
         found = [number for part in sets if part.last >= start for number in part.search(text)]
         fresh = fresh[bisect_left(fresh, start) :]
-        return [n for n in found if n >= start] + [n for n in fresh if self._found(n, text)]
+        return [n for n in found if n >= start] + [n for n in fresh if self._matches_fresh(n, text)]
 
-    def _found(self, number: int, text: str) -> bool:
+    def _matches_fresh(self, number: int, text: str) -> bool:
         program = self._programs.get(number)
         if program is None:  # it went into a set meanwhile
             pattern = self.patterns.get(number)
@@ -158,37 +161,55 @@ class PathPatterns:
         return program.search(text) is not None
 
     def _gather(self) -> None:
-        """Put the fresh patterns into a set."""
+        """Put the fresh patterns into a set, and the newest small sets into one."""
         numbers = [n for n in self.fresh if n in self.patterns]
         made = [_Set(numbers, [self.patterns[n] for n in numbers])] if numbers else []
         with self._lock:
             self.sets = [*self.sets, *made]
             self.fresh, self._fresh_chars, self._programs = [], 0, {}
+            newest = self.sets[-MERGED_MIN:]
+            small = _enough(newest) and not any(part.level or part.claimed for part in newest)
+            chosen = _claimed(newest if small else [])
+        if chosen:
+            self._replace(chosen)
         if _mergeable(self.sets):
-            _BUILDER.submit(self)
+            BUILDER.submit(self)
 
     def tidy(self) -> bool:
         """Merge some sets, or leave removed patterns out of all; return False if nothing is to do."""
         with self._lock:
             sets, patterns = self.sets, self.patterns
             anew = not patterns or self.removed > len(patterns) + SET_PATTERNS_MAX
-            chosen = sets if anew else _mergeable(sets)
-            if not chosen:
-                return False
+            waiting = anew and any(
+                part.claimed for part in sets
+            )  # an `add` is about to replace some
+            chosen = _claimed([] if waiting else sets if anew else _mergeable(sets))
             removed = self.removed if anew else 0
-        made = _sets_of(patterns, [n for part in chosen for n in part.numbers])
-        with self._lock:
-            # Meanwhile sets were only appended.
-            first = self.sets.index(chosen[0])
-            self.sets = [*self.sets[:first], *made, *self.sets[first + len(chosen) :]]
-            self.removed -= removed
-        # A search may still use some; freeing the others takes time, with the GIL.
-        chosen = list(chosen)
+        if chosen:
+            self._replace(chosen, removed)
+        elif not waiting:
+            return False
         del sets
+        # A search may still use some; freeing the others takes time, with the GIL.
+        time.sleep(YIELD_S)
         while chosen:
             chosen.pop()
             time.sleep(YIELD_S)
         return True
+
+    def _replace(self, chosen: list[_Set], removed: int = 0) -> None:
+        """Put sets of the same patterns, without removed ones, in place of adjacent sets."""
+        try:
+            made = _sets_of(self.patterns, [n for part in chosen for n in part.numbers])
+        except BaseException:
+            for part in chosen:
+                part.claimed = False
+            raise
+        with self._lock:
+            # Meanwhile others were appended, or replaced elsewhere.
+            first = self.sets.index(chosen[0])
+            self.sets = [*self.sets[:first], *made, *self.sets[first + len(chosen) :]]
+            self.removed -= removed
 
 
 def _regexp(text: str) -> Regexp:
@@ -203,6 +224,7 @@ class _Set:
         self.numbers = numbers
         self.texts = texts
         self.last = numbers[-1]
+        self.claimed = False  # by a thread that is about to replace it
         self.chars = sum(map(len, texts))
         options = re2.Options()
         options.log_errors = False
@@ -211,7 +233,7 @@ class _Set:
         self._set: Any = re2.Set.SearchSet(options)
         try:
             for at, text in enumerate(texts):
-                if at % FRESH_MAX == FRESH_MAX - 1 and len(texts) > FRESH_MAX:
+                if at % YIELD_PATTERNS == YIELD_PATTERNS - 1 and len(texts) > YIELD_PATTERNS:
                     time.sleep(YIELD_S)
                 flags, _, pattern = well_formed(text).partition("\0")
                 self._set.Add(f"(?{flags}){pattern}" if flags else pattern)
@@ -235,11 +257,23 @@ class _Set:
         return [self.numbers[i] for i in found if i != self._always]
 
 
+def _claimed(sets: list[_Set]) -> list[_Set]:
+    """Return the sets in a list of its own, each marked as about to be replaced."""
+    for part in sets:
+        part.claimed = True
+    return list(sets)
+
+
 def _mergeable(sets: list[_Set]) -> list[_Set]:
     """Return adjacent sets of one level that fit into one set; none if they are too few."""
     run: list[_Set] = []
     patterns = chars = 0
     for part in reversed(sets):
+        if part.claimed:
+            if _enough(run):
+                break
+            run, patterns, chars = [], 0, 0
+            continue
         patterns, chars = patterns + len(part.numbers), chars + part.chars
         fits = patterns <= SET_PATTERNS_MAX and chars <= SET_CHARS_MAX
         if run and (part.level != run[0].level or not fits):
@@ -284,21 +318,21 @@ class _Builder:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[PathPatterns] = deque()
-        self._running = False
+        self.running = False
 
     def submit(self, patterns: PathPatterns) -> None:
         with self._lock:
             if patterns not in self._waiting:
                 self._waiting.append(patterns)
-            if not self._running:
-                self._running = True
+            if not self.running:
+                self.running = True
                 threading.Thread(target=self._run, name="virta-patterns").start()
 
     def _run(self) -> None:
         while True:
             with self._lock:
                 if not self._waiting or not threading.main_thread().is_alive():
-                    self._running = False
+                    self.running = False
                     return
                 patterns = self._waiting.popleft()
             try:
@@ -311,6 +345,6 @@ class _Builder:
                     self._waiting.append(patterns)
 
 
-_BUILDER = _Builder()
+BUILDER = _Builder()
 # A child has no such thread.
-os.register_at_fork(after_in_child=_BUILDER.__init__)  # type: ignore[misc]  # on purpose
+os.register_at_fork(after_in_child=BUILDER.__init__)  # type: ignore[misc]  # on purpose

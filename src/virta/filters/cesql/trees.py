@@ -151,7 +151,7 @@ def _decomposed(node: syntax.Expression) -> _Truth:
         case syntax.Chain(left, ((op, syntax.Literal(value)),)) if op in _MIRRORED:
             return _comparison(node, left, op, value)
         case syntax.Chain(syntax.Literal(value), ((op, right),)) if op in _MIRRORED:
-            return _mirrored(node, value, op, right)
+            return _value_first(node, value, op, right)
         case syntax.Chain(first, rest) if LEVELS[rest[0][0]] == LEVELS["AND"]:
             return _logic(node, first, rest)
         case _:
@@ -186,7 +186,9 @@ def _comparison(node: syntax.Expression, left: syntax.Expression, op: str, value
     return _UNDEFINED if problem is not None else _integers(left, op, int(number))
 
 
-def _mirrored(node: syntax.Expression, value: Value, op: str, right: syntax.Expression) -> _Truth:
+def _value_first(
+    node: syntax.Expression, value: Value, op: str, right: syntax.Expression
+) -> _Truth:
     """Return the trees of `value op right`, where for = and != the type of `right` decides."""
     kind = static_type(right)
     if op in ("=", "!="):

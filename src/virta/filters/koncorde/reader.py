@@ -165,7 +165,7 @@ class _Reader:
         place = place.enter(str(keyword))
         if place.depth > DEPTH_MAX:
             raise FilterError(f"filter nests deeper than {DEPTH_MAX} levels", code="too_complex")
-        operand = _OPERANDS.get(keyword)
+        operand = OPERANDS.get(keyword)
         if operand is not None:
             return operand(self, value, place, positive=positive)
         self.count += 1
@@ -178,7 +178,7 @@ class _Reader:
             return self.read_geo(value, place, positive=positive)
         if keyword == "regexp":
             return _read_regexp(value, place, positive=positive)
-        leaf = _LEAVES.get(keyword)
+        leaf = LEAVES.get(keyword)
         if leaf is None:
             place.refuse("unknown keyword")
         node = leaf(self, value, place)
@@ -357,14 +357,14 @@ def _read_regexp(value: Any, place: Place, *, positive: bool) -> Node:
     return Not(Condition(field_path(name), "regexp_text", regexp))
 
 
-_OPERANDS: dict[str, Callable[..., Node]] = {
+OPERANDS: dict[str, Callable[..., Node]] = {
     "and": _Reader.read_all,
     "or": _Reader.read_any,
     "not": _Reader.read_not,
     "bool": _Reader.read_bool,
 }
 
-_LEAVES: dict[str, Callable[[_Reader, Any, Place], Node]] = {
+LEAVES: dict[str, Callable[[_Reader, Any, Place], Node]] = {
     "equals": _Reader.read_equals,
     "in": _Reader.read_in,
     "ids": _Reader.read_ids,

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from virta.errors import FilterError
 from virta.filters.canonical import (
     Conjunction,
     canonical_form,
     digest,
     form_conjunctions,
 )
+from virta.filters.filter import Filter
 from virta.filters.tree import And, Condition, Not
 
 if TYPE_CHECKING:
-    from virta.filters.filter import Filter
     from virta.filters.tree import Node
 
 
@@ -59,7 +60,16 @@ class Compiled:
 
 
 def compile_filter(filter_: Filter) -> Compiled:
-    """Compile a filter; takes some tens of microseconds and never fails for a filter that exists."""
+    """
+    Compile a filter; takes some tens of microseconds.
+
+    Raises:
+        FilterError: for what is no `Filter`; `Matcher.add` takes texts and objects too.
+    """
+    if not isinstance(filter_, Filter):
+        raise FilterError(
+            f"expected a Filter, which virta.filters.parse returns, got {type(filter_).__name__} {filter_!r:.80}"
+        )
     form = canonical_form(filter_.tree)
     tree = form.node
     id_ = filter_.known_id or digest(form.text)

@@ -45,7 +45,10 @@ def encode_computed(step: CesqlExpression) -> bytes | None:
     if writer.deepest > STACK_MAX or len(writer.inputs) > INPUTS_MAX:
         return None
     required = [writer.inputs[name] for name in step.required if name in writer.inputs]
-    inputs = [_text(b"EN" + _text(name.encode("utf-8", "surrogatepass"))) for name in writer.inputs]
+    inputs = [
+        _with_length(b"EN" + _with_length(name.encode("utf-8", "surrogatepass")))
+        for name in writer.inputs
+    ]
     trigger = _NUMBER.pack(required[0] if required else NO_TRIGGER)
     return b"".join([b"C", trigger, _NUMBER.pack(len(inputs)), *inputs, writer.code])
 
@@ -53,7 +56,7 @@ def encode_computed(step: CesqlExpression) -> bytes | None:
 def like_code(pattern: str) -> bytes:
     """Return a LIKE pattern for the core."""
     cut = segments(pattern)
-    return b"".join([_NUMBER.pack(len(cut)), *(_text(_segment(part)) for part in cut)])
+    return b"".join([_NUMBER.pack(len(cut)), *(_with_length(_segment(part)) for part in cut)])
 
 
 def _segment(segment: Segment) -> bytes:
@@ -62,7 +65,7 @@ def _segment(segment: Segment) -> bytes:
     )
 
 
-def _text(data: bytes) -> bytes:
+def _with_length(data: bytes) -> bytes:
     return _NUMBER.pack(len(data)) + data
 
 
@@ -100,7 +103,7 @@ class _ExpressionWriter:
                     self._operator(op, operand)
             case syntax.Like(operand, pattern, negated):
                 self.emit(operand)
-                self.code += bytes([LIKE, negated]) + _text(like_code(pattern))
+                self.code += bytes([LIKE, negated]) + _with_length(like_code(pattern))
             case syntax.In(operand, items, negated):
                 self._in(operand, items, negated=negated)
             case syntax.Call(name, arguments):
@@ -113,7 +116,7 @@ class _ExpressionWriter:
 
     def _literal(self, value: bool | int | str) -> None:  # noqa: FBT001 - the value itself
         if isinstance(value, str):
-            self._push(bytes([TEXT]) + _text(value.encode("utf-8", "surrogatepass")))
+            self._push(bytes([TEXT]) + _with_length(value.encode("utf-8", "surrogatepass")))
         elif isinstance(value, bool):
             self._push(bytes([BOOLEAN, value]))
         else:

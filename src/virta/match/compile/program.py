@@ -92,7 +92,7 @@ class _Writer:
 
     def conjunction(self, term: tuple[Condition | Not, ...]) -> list[bytes]:
         """Return the conjunctions whose disjunction a conjunction of conditions is: none if it never holds."""
-        whole = _joined(AND, [self.formula(node) for node in term])
+        whole = _combine(AND, [self.formula(node) for node in term])
         if whole is False:
             return []
         parts = whole[1] if isinstance(whole, tuple) and whole[0] == AND else [whole]
@@ -113,7 +113,7 @@ class _Writer:
         """Return the literals of a tree; with `base`, of a tree on the array element at that path."""
         if isinstance(node, And | Or):
             kind = AND if isinstance(node, And) else OR
-            return _joined(kind, [self.formula(child, base) for child in node.children])
+            return _combine(kind, [self.formula(child, base) for child in node.children])
         if isinstance(node, Not):
             return _negated(self.formula(node.child, base))
         if not isinstance(node, Condition):
@@ -137,7 +137,7 @@ class _Writer:
         if op == "select":
             return self._select(condition, path, inside=inside)
         if op == "like":
-            return _joined(AND, [*_like_parts(path, value.pattern), _like(path, value.pattern)])
+            return _combine(AND, [*_like_parts(path, value.pattern), _like(path, value.pattern)])
         if op == "regexp":
             op, value = plain_condition(value) or (op, value)
         operation, operand = _OPERANDS[op]
@@ -154,28 +154,28 @@ class _Writer:
             inner = self.formula(select.tree, element)
             if _is_positive(inner):
                 return inner  # it implies that the element is there
-            return _joined(AND, [_literal(EXISTS, element, b""), inner])
+            return _combine(AND, [_literal(EXISTS, element, b""), inner])
         except _Inexact:
             if inside:
                 raise
             array = _typed(path, "array")
-            return _joined(AND, [array, self._opaque(condition)])
+            return _combine(AND, [array, self._opaque(condition)])
 
     def _match(self, condition: Condition, path: bytes, *, inside: bool) -> _Formula:
         pattern = condition.value.value
         parts: dict[bytes, None] = {}
         if _pattern_parts(path, pattern, parts):
-            return _joined(AND, list(parts))
+            return _combine(AND, list(parts))
         if inside:
             raise _Inexact
         code = _pattern_code(pattern)
         whole = _literal(MATCH, path, _LENGTH.pack(len(code)) + code)
-        return _joined(AND, [*parts, whole + _LENGTH.pack(self._number(condition))])
+        return _combine(AND, [*parts, whole + _LENGTH.pack(self._opaque_number(condition))])
 
     def _opaque(self, condition: Condition) -> bytes:
-        return bytes([OPAQUE]) + _LENGTH.pack(self._number(condition))
+        return bytes([OPAQUE]) + _LENGTH.pack(self._opaque_number(condition))
 
-    def _number(self, condition: Condition) -> int:
+    def _opaque_number(self, condition: Condition) -> int:
         return self.opaques.setdefault(condition, len(self.opaques))
 
 
@@ -193,7 +193,7 @@ def _is_positive(formula: _Formula) -> bool:
     return (any if formula[0] == AND else all)(map(_is_positive, formula[1]))
 
 
-def _joined(kind: int, parts: list[_Formula] | list[bytes]) -> _Formula:
+def _combine(kind: int, parts: list[_Formula] | list[bytes]) -> _Formula:
     """Return a conjunction or disjunction without constants, and flat."""
     neutral = kind == AND
     kept: list[_Formula] = []
@@ -257,7 +257,7 @@ def _split(parts: list[_Formula]) -> list[list[_Formula]]:
             if equalities:
                 one = max(equalities, key=len)  # a longer value is a rarer one
                 others = parts[:at] + parts[at + 1 :]
-                rest = _joined(OR, [x for x in part[1] if x is not one])
+                rest = _combine(OR, [x for x in part[1] if x is not one])
                 return [[*others, one], [*others, _negated(one), rest]]
     return [parts]
 
@@ -281,7 +281,7 @@ def _element_path(base: bytes, path: Path) -> bytes | None:
         return base
     if rest.count(".") >= FLAT_PARTS_MAX:
         raise _Inexact
-    return base + b"F" + _text(rest)
+    return base + b"F" + _text_code(rest)
 
 
 @lru_cache(maxsize=4096)
@@ -296,9 +296,9 @@ def encode_path(path: Path) -> bytes | None:
         if isinstance(step, Flat):
             if step.name.count(".") >= FLAT_PARTS_MAX:
                 return None
-            out = b"F" + _text(step.name)
+            out = b"F" + _text_code(step.name)
         elif isinstance(step, str):
-            out += b"N" + _text(step)
+            out += b"N" + _text_code(step)
         elif isinstance(step, int) and 0 <= step <= INDEX_MAX:
             out += b"I" + _LENGTH.pack(step)
         else:
@@ -310,14 +310,14 @@ def _literal(operation: int, path: bytes, operand: bytes) -> bytes:
     return b"".join([bytes([operation]), _LENGTH.pack(len(path)), path, operand])
 
 
-def _text(text: str) -> bytes:
+def _text_code(text: str) -> bytes:
     data = text.encode("utf-8", "surrogatepass")
     return _LENGTH.pack(len(data)) + data
 
 
 def _scalar(value: Scalar) -> bytes:
     if isinstance(value, str):
-        return b"\x05" + _text(value)
+        return b"\x05" + _text_code(value)
     if value is None:
         return b"\x01"
     if isinstance(value, bool):
@@ -349,7 +349,7 @@ def _range(path: bytes, bounds: ValueRange) -> bytes:
     if bounds.kind == "number":
         return _literal(RANGE, path, _RANGE.pack(flags, lower or 0, upper or 0))
     if bounds.kind == "string":
-        operand = bytes([flags]) + _text(lower or "") + _text(upper or "")
+        operand = bytes([flags]) + _text_code(lower or "") + _text_code(upper or "")
         return _literal(TEXT_RANGE, path, operand)
     inside = tuple(
         value
@@ -364,7 +364,7 @@ def _range(path: bytes, bounds: ValueRange) -> bytes:
 
 
 def _regexp(regexp: Regexp) -> bytes:
-    return _text(f"{regexp.flags}\0{regexp.pattern}")
+    return _text_code(f"{regexp.flags}\0{regexp.pattern}")
 
 
 def _shape(shape: Any) -> bytes:
@@ -384,9 +384,8 @@ def _pattern_parts(path: bytes, pattern: Any, parts: dict[bytes, None]) -> bool:
     if isinstance(pattern, dict):
         if not pattern:
             parts[_typed(path, "object")] = None
-        exact = [
-            _pattern_parts(path + b"N" + _text(key), part, parts) for key, part in pattern.items()
-        ]
+        member = path + b"N"
+        exact = [_pattern_parts(member + _text_code(k), p, parts) for k, p in pattern.items()]
         return all(exact)
     if isinstance(pattern, list):
         scalars = [part for part in pattern if not isinstance(part, dict | list)]
@@ -418,7 +417,7 @@ def _element_parts(path: bytes, part: Any, parts: dict[bytes, None]) -> bool:
         return len(scalars) == len(part) == 1
     exact = bool(part)
     for key, one in part.items():
-        inner = path + b"N" + _text(key)
+        inner = path + b"N" + _text_code(key)
         if isinstance(one, dict):
             exact = _element_parts(inner, one, parts) and exact
         elif isinstance(one, list):
@@ -431,7 +430,7 @@ def _element_parts(path: bytes, part: Any, parts: dict[bytes, None]) -> bool:
 def _pattern_code(pattern: Any) -> bytes:
     """Return a JSON pattern for the core; native/match_pattern.hpp documents it."""
     if isinstance(pattern, dict):
-        members = (_text(key) + _pattern_code(part) for key, part in pattern.items())
+        members = (_text_code(key) + _pattern_code(part) for key, part in pattern.items())
         return b"".join([bytes([TYPES["object"]]), _LENGTH.pack(len(pattern)), *members])
     if isinstance(pattern, list):
         items = map(_pattern_code, pattern)
@@ -450,10 +449,10 @@ def _like_parts(path: bytes, pattern: str) -> list[bytes]:
     parts = []
     head = _leading(cut[0])
     if head:
-        parts.append(_literal(PREFIX, path, _text(head)))
+        parts.append(_literal(PREFIX, path, _text_code(head)))
     tail = _leading(cut[-1][::-1])[::-1]
     if tail:
-        parts.append(_literal(SUFFIX, path, _text(tail)))
+        parts.append(_literal(SUFFIX, path, _text_code(tail)))
     ends = {text.encode("utf-8", "surrogatepass") for text in (head, tail)}
     runs = [run for segment in cut for run in _runs(segment) if run not in ends]
     longest = max(runs, key=len, default=b"")
@@ -487,8 +486,8 @@ _OPERANDS: dict[str, tuple[int, Callable[..., Any]]] = {
     "contains": (CONTAINS, _scalar),
     "in": (IN, _in),
     "range": (0, _range),
-    "prefix": (PREFIX, _text),
-    "suffix": (SUFFIX, _text),
+    "prefix": (PREFIX, _text_code),
+    "suffix": (SUFFIX, _text_code),
     "regexp": (REGEXP, _regexp),
     "regexp_text": (TEXT_REGEXP, _regexp),
     "geo_distance": (POINT, _shape),

@@ -80,7 +80,7 @@ class PlainEngine:
                 self._entries[number].count += 1
                 return number
             number = self._free.pop() if self._free else len(self._entries) + 1
-            rows = self._rows(number, compiled)
+            rows = self._make_rows(number, compiled)
             self._numbers[compiled.id] = number
             self._entries[number] = _Entry(compiled.id, rows)
             for row in rows:
@@ -104,7 +104,7 @@ class PlainEngine:
                     self._drop_test(test)
             return 0
 
-    def _rows(self, number: int, compiled: Compiled) -> list[Row]:
+    def _make_rows(self, number: int, compiled: Compiled) -> list[Row]:
         if compiled.tree is not None:
             covers = cover(compiled.tree)[1] or [None]
             return [Row(number, access, (), compiled.tree) for access in covers]
@@ -118,19 +118,19 @@ class PlainEngine:
                 rank(access) not in (SHAPED, PRESENT) or is_exists(access)
             )
             rest = tuple(
-                (self._test(literal), isinstance(literal, Condition))
+                (self._shared_test(literal), isinstance(literal, Condition))
                 for literal in sorted(term, key=cost)
                 if not (decided and literal is access)
             )
             rows.append(Row(number, access, rest, None))
         return rows
 
-    def _test(self, literal: Condition | Not) -> Test:
+    def _shared_test(self, literal: Condition | Not) -> Test:
         condition = literal if isinstance(literal, Condition) else literal.child
         assert isinstance(condition, Condition)
         test = self._tests.get(condition)
         if test is None:
-            test = self._tests[condition] = Test(condition, self._node(condition.path))
+            test = self._tests[condition] = Test(condition, self._shared_node(condition.path))
         test.users += 1
         return test
 
@@ -142,7 +142,7 @@ class PlainEngine:
                 test.node.patterns.remove(test.pattern)
             self._drop_node(test.node)
 
-    def _node(self, path: Path) -> PathNode:
+    def _shared_node(self, path: Path) -> PathNode:
         node = self._nodes.get(path)
         if node is None:
             node = self._nodes[path] = PathNode(path)
@@ -167,7 +167,7 @@ class PlainEngine:
             return
         condition = access if isinstance(access, Condition) else access.child
         assert isinstance(condition, Condition)
-        node = self._node(condition.path) if present else self._nodes[condition.path]
+        node = self._shared_node(condition.path) if present else self._nodes[condition.path]
         node.clear_known()
         if isinstance(access, Not):
             _change_rows(node.absent, row, present=present)
@@ -180,7 +180,7 @@ class PlainEngine:
             for value in access.value if access.op == "in" else (access.value,):
                 _change_table(table, scalar_key(value), row, present=present)
         elif rank(access) == PATTERN:
-            test = self._test(access) if present else self._tests[access]
+            test = self._shared_test(access) if present else self._tests[access]
             _change_table(node.patterned, test.pattern, row, present=present)
             if not present:
                 self._drop_test(test)
@@ -207,6 +207,8 @@ class PlainEngine:
         return entry.count if entry else 0
 
     def id(self, number: int) -> str | None:
+        if not isinstance(number, int):
+            raise TypeError("an integer is required")  # as the native engine
         entry = self._entries.get(number)
         return entry.id if entry else None
 
@@ -257,6 +259,14 @@ class PlainEngine:
             numbers.extend(found)
             rows.extend([row] * len(found))
         return rows.tobytes(), numbers.tobytes()
+
+    def match_members(
+        self,
+        texts: list[bytes],
+        names: tuple[str, ...],  # noqa: ARG002
+    ) -> list[tuple[Any, ...] | None]:
+        """Return None for every text: the plain engine gains nothing from one parse for both."""
+        return [None] * len(texts)
 
     def stats(self) -> dict[str, int]:
         with self._lock:

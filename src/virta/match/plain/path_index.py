@@ -93,14 +93,16 @@ class PathNode:
     def key(self) -> Any:
         """Return the key of a scalar, None for anything else."""
         if self._key is MISSING:
-            self._key = _key(self.value)
+            self._key = _event_key(self.value)
         return self._key
 
     def items(self) -> Any:
         """Return the keys of an array's elements."""
         if self._items is MISSING:
             value = self.value
-            self._items = {_key(item) for item in value} if isinstance(value, list | tuple) else ()
+            self._items = (
+                {_event_key(item) for item in value} if isinstance(value, list | tuple) else ()
+            )
         return self._items
 
     def point(self) -> Any:
@@ -260,7 +262,7 @@ def _member(path: Path) -> str | None:
     return name if isinstance(name, str) and name and "." not in name else None
 
 
-def _key(value: Any) -> Any:
+def _event_key(value: Any) -> Any:
     """Return the key of an event's scalar, None for other values."""
     if isinstance(value, str):
         return ("string", value)
