@@ -7,27 +7,38 @@
 #include "journal_decode.h"
 #include "journal_encode.h"
 
-int journal_reply_identifier(PyObject *reply) { return identifier_of(&reply_type, reply, R_IDENTIFIER); }
-int journal_request_identifier(PyObject *request)
+int journal_reply_identifier(PyObject *reply)
 {
-    return identifier_of(&request_type, request, Q_IDENTIFIER);
+    uint64_t identifier;
+    PyObject *fields[R_FIELDS];
+    if (!read_fields(&reply_type, reply, fields)) return -1;
+    return number(fields[R_IDENTIFIER], 0xFFFF, &identifier) ? (int)identifier : -1;
 }
 
-/* (Request, Reply, Pair, Value, Details) */
+int journal_request_identifier(PyObject *request)
+{
+    uint64_t identifier;
+    PyObject *fields[Q_FIELDS];
+    if (!read_fields(&request_type, request, fields)) return -1;
+    return number(fields[Q_IDENTIFIER], 0xFFFF, &identifier) ? (int)identifier : -1;
+}
+
+/* (Request, Reply, Pair, Value, Details, msgspec.structs.astuple) */
 static PyObject *set_types(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *request, *reply, *pair, *value, *details;
-    if (!PyArg_ParseTuple(args, "OOOOO", &request, &reply, &pair, &value, &details)) return NULL;
+    PyObject *request, *reply, *pair, *value, *details, *function;
+    if (!PyArg_ParseTuple(args, "OOOOOO", &request, &reply, &pair, &value, &details, &function)) return NULL;
     if (!learn(&request_type, request, Q_FIELDS) || !learn(&reply_type, reply, R_FIELDS)
         || !learn(&pair_type, pair, P_FIELDS) || !learn(&value_type, value, V_FIELDS)
         || !learn(&details_type, details, D_FIELDS))
         return NULL;
+    Py_XSETREF(as_tuple, Py_NewRef(function));
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
-    {"set_types", set_types, METH_VARARGS, "Set the structures to make and to read."},
+    {"set_types", set_types, METH_VARARGS, "Set the structures to make and to read, and how."},
     {"decode_requests", decode_requests, METH_O, "Return (requests, end) of some bytes."},
     {"decode_replies", decode_replies, METH_O, "Return (replies, end) of some bytes."},
     {"encode_request", encode_request, METH_O, "Return the bytes of a request, or None to decline it."},

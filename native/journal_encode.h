@@ -64,21 +64,16 @@ static uint8_t *put_value(uint8_t *p, PyObject *data, unsigned type, int width)
 
 enum outcome journal_put_request(Out *out, PyObject *request)
 {
-    const Structure *s = &request_type;
     uint64_t function, identifier, flags, timestamp, query, timeout = 0, ttl = 0, count = 0, type = 0;
     int timed, lived, counted;
-    PyObject *data = NULL;
-    if (Py_TYPE(request) != s->type) return DECLINED;
-    PyObject *key = field(s, request, Q_KEY), *key2 = field(s, request, Q_KEY2);
-    PyObject *value = field(s, request, Q_VALUE);
-    if (!number(field(s, request, Q_FUNCTION), 0xFFFF, &function)
-        || !number(field(s, request, Q_IDENTIFIER), 0xFFFF, &identifier)
-        || !number(field(s, request, Q_FLAGS), 0xFFFF, &flags)
-        || !number(field(s, request, Q_TIMESTAMP), UINT64_MAX, &timestamp)
-        || !number(field(s, request, Q_QUERY), 3, &query)
-        || !optional(field(s, request, Q_TIMEOUT), UINT64_MAX, &timeout, &timed)
-        || !optional(field(s, request, Q_TTL), UINT64_MAX, &ttl, &lived)
-        || !optional(field(s, request, Q_COUNT), 0xFFFF, &count, &counted) || !is_key(key) || !is_key(key2)
+    PyObject *data = NULL, *fields[Q_FIELDS];
+    if (!read_fields(&request_type, request, fields)) return DECLINED;
+    PyObject *key = fields[Q_KEY], *key2 = fields[Q_KEY2], *value = fields[Q_VALUE];
+    if (!number(fields[Q_FUNCTION], 0xFFFF, &function) || !number(fields[Q_IDENTIFIER], 0xFFFF, &identifier)
+        || !number(fields[Q_FLAGS], 0xFFFF, &flags) || !number(fields[Q_TIMESTAMP], UINT64_MAX, &timestamp)
+        || !number(fields[Q_QUERY], 3, &query) || !optional(fields[Q_TIMEOUT], UINT64_MAX, &timeout, &timed)
+        || !optional(fields[Q_TTL], UINT64_MAX, &ttl, &lived)
+        || !optional(fields[Q_COUNT], 0xFFFF, &count, &counted) || !is_key(key) || !is_key(key2)
         || (value != Py_None && !read_value(value, &data, &type)))
         return DECLINED;
     int ranged = query == QUERY_RANGE, wide = size_of(key) > 255 || size_of(key2) > 255;
@@ -105,10 +100,11 @@ static enum outcome put_details(Out *out, PyObject *details)
     static const uint64_t max[D_FIELDS] = {
         UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT32_MAX, 0xFFFF, 0xFF};
     uint64_t n[D_FIELDS] = {0};
+    PyObject *fields[D_FIELDS];
     if (details != Py_None) {
-        if (!details || Py_TYPE(details) != details_type.type) return DECLINED;
+        if (!read_fields(&details_type, details, fields)) return DECLINED;
         for (int i = 0; i < D_FIELDS; i++)
-            if (!number(field(&details_type, details, i), max[i], n + i)) return DECLINED;
+            if (!number(fields[i], max[i], n + i)) return DECLINED;
     }
     uint8_t *p = extend(out, DETAILS_BYTES);
     if (!p) return FAILED;
@@ -118,66 +114,53 @@ static enum outcome put_details(Out *out, PyObject *details)
     return WRITTEN;
 }
 
-/* Find the widths that all pairs of a reply share; 0 if one of them cannot be sent. */
-static int measure_pairs(PyObject **pairs, Py_ssize_t count, int *wide, int *width)
+/* A pair as it was read: the fields, and the type and data of its value (NULL without one). */
+typedef struct { PyObject *fields[P_FIELDS], *data; uint64_t type; } Read;
+
+/* Read the pairs of a reply and find the widths that they share; 0 if one of them cannot be sent. */
+static int read_pairs(PyObject **pairs, Py_ssize_t count, Read *read, int *wide, int *width)
 {
     size_t largest = 0;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *data;
-        uint64_t type;
-        if (!pairs[i] || Py_TYPE(pairs[i]) != pair_type.type) return 0;
-        PyObject *key = field(&pair_type, pairs[i], P_KEY), *value = field(&pair_type, pairs[i], P_VALUE);
-        if (!is_key(key)) return 0;
-        if (size_of(key) > 255) *wide = 1;
-        if (value == Py_None) continue;
-        if (!read_value(value, &data, &type)) return 0;
-        if (size_of(data) + 1 > largest) largest = size_of(data) + 1;
+    for (Py_ssize_t i = 0; i < count; i++, read++) {
+        read->data = NULL;
+        read->type = 0;
+        if (!read_fields(&pair_type, pairs[i], read->fields) || !is_key(read->fields[P_KEY])) return 0;
+        if (size_of(read->fields[P_KEY]) > 255) *wide = 1;
+        if (read->fields[P_VALUE] == Py_None) continue;
+        if (!read_value(read->fields[P_VALUE], &read->data, &read->type)) return 0;
+        if (size_of(read->data) + 1 > largest) largest = size_of(read->data) + 1;
     }
     *width = largest ? width_of(largest) : 0;
     return 1;
 }
 
-static enum outcome put_pair(Out *out, PyObject *pair, int wide, int width, int detailed)
+static enum outcome put_pair(Out *out, const Read *read, int wide, int width, int detailed)
 {
-    PyObject *key = field(&pair_type, pair, P_KEY), *value = field(&pair_type, pair, P_VALUE), *data = NULL;
-    uint64_t type = 0;
-    if (!is_key(key) || (value != Py_None && !read_value(value, &data, &type))) return DECLINED;
+    PyObject *key = read->fields[P_KEY], *data = read->data;
     uint8_t *p = extend(out, 2 + size_of(key));
     if (!p) return FAILED;
     out->size = (size_t)(put_sized(p, key, wide) - out->data);
-    enum outcome found = detailed ? put_details(out, field(&pair_type, pair, P_DETAILS)) : WRITTEN;
+    enum outcome found = detailed ? put_details(out, read->fields[P_DETAILS]) : WRITTEN;
     if (found != WRITTEN || !width) return found;
     if (!(p = extend(out, 5 + (data ? size_of(data) : 0)))) return FAILED;
-    out->size = (size_t)(put_value(p, data, (unsigned)type, width) - out->data);
+    out->size = (size_t)(put_value(p, data, (unsigned)read->type, width) - out->data);
     return WRITTEN;
 }
 
 /* Errors are left to the plain codec: they are rare. */
-static enum outcome put_reply(Out *out, PyObject *reply)
+static enum outcome put_reply_of(Out *out, PyObject **fields, PyObject **pairs, Py_ssize_t count, Read *read)
 {
-    const Structure *s = &reply_type;
     uint64_t identifier, flags, timestamp, query, timeout = 0;
-    int timed, wide = 0, width = 0;
-    if (Py_TYPE(reply) != s->type) return DECLINED;
-    PyObject *error = field(s, reply, R_ERROR), *cursor = field(s, reply, R_CURSOR);
-    PyObject *list = field(s, reply, R_PAIRS), *one = field(s, reply, R_PAIR), **pairs = &one;
-    if (!number(field(s, reply, R_IDENTIFIER), 0xFFFF, &identifier)
-        || !number(field(s, reply, R_FLAGS), 0xFFFF, &flags)
-        || !number(field(s, reply, R_TIMESTAMP), UINT64_MAX, &timestamp)
-        || !number(field(s, reply, R_QUERY), 3, &query)
-        || !optional(field(s, reply, R_TIMEOUT), UINT64_MAX, &timeout, &timed) || !error
-        || !PyUnicode_Check(error) || PyUnicode_GET_LENGTH(error) || (cursor != Py_None && !is_key(cursor)))
+    int timed, wide = 0, width = 0, counted = fields[R_PAIRS] != Py_None;
+    PyObject *error = fields[R_ERROR], *cursor = fields[R_CURSOR];
+    if (!number(fields[R_IDENTIFIER], 0xFFFF, &identifier) || !number(fields[R_FLAGS], 0xFFFF, &flags)
+        || !number(fields[R_TIMESTAMP], UINT64_MAX, &timestamp) || !number(fields[R_QUERY], 3, &query)
+        || !optional(fields[R_TIMEOUT], UINT64_MAX, &timeout, &timed) || !PyUnicode_Check(error)
+        || PyUnicode_GET_LENGTH(error) || (cursor != Py_None && !is_key(cursor))
+        || !read_pairs(pairs, count, read, &wide, &width))
         return DECLINED;
-    int counted = list != Py_None;
-    Py_ssize_t count = one != Py_None;
-    if (counted) {
-        if (!list || !PyList_CheckExact(list) || PyList_GET_SIZE(list) > 0xFFFF) return DECLINED;
-        pairs = PySequence_Fast_ITEMS(list);
-        count = PyList_GET_SIZE(list);
-    }
-    if (!measure_pairs(pairs, count, &wide, &width)) return DECLINED;
     wide |= cursor != Py_None && size_of(cursor) > 255;
-    int detailed = count && field(&pair_type, pairs[0], P_DETAILS) != Py_None;
+    int detailed = count && read->fields[P_DETAILS] != Py_None;
     flags |= (timed ? TIMEOUT : 0) | (cursor != Py_None ? CURSOR : 0) | (wide ? KEY16 : 0);
     flags |= (unsigned)width << WIDTH_SHIFT | (detailed ? DETAILS : 0);
     if (counted || query != QUERY_RANGE) flags |= query << QUERY_SHIFT;
@@ -191,13 +174,32 @@ static enum outcome put_reply(Out *out, PyObject *reply)
     if (wide) *p++ = 0;
     out->size = (size_t)(p - out->data);
     for (Py_ssize_t i = 0; i < count; i++) {
-        enum outcome found = put_pair(out, pairs[i], wide, width, detailed);
+        enum outcome found = put_pair(out, read + i, wide, width, detailed);
         if (found != WRITTEN) return found;
     }
     if (cursor == Py_None) return WRITTEN;
     if (!(p = extend(out, 2 + size_of(cursor)))) return FAILED;
     out->size = (size_t)(put_sized(p, cursor, wide) - out->data);
     return WRITTEN;
+}
+
+static enum outcome put_reply(Out *out, PyObject *reply)
+{
+    PyObject *fields[R_FIELDS];
+    if (!read_fields(&reply_type, reply, fields)) return DECLINED;
+    PyObject *list = fields[R_PAIRS];
+    Read one;
+    if (list == Py_None) return put_reply_of(out, fields, fields + R_PAIR, fields[R_PAIR] != Py_None, &one);
+    if (!PyList_CheckExact(list) || PyList_GET_SIZE(list) > 0xFFFF) return DECLINED;
+    Py_ssize_t count = PyList_GET_SIZE(list);
+    Read *read = count > 1 ? PyMem_New(Read, (size_t)count) : &one;
+    if (!read) {
+        PyErr_NoMemory();
+        return FAILED;
+    }
+    enum outcome found = put_reply_of(out, fields, PySequence_Fast_ITEMS(list), count, read);
+    if (read != &one) PyMem_Free(read);
+    return found;
 }
 
 /* (message) -> its bytes, or None when the plain codec has to encode it */

@@ -1,4 +1,4 @@
-/* The structures of virta/journal/protocol/messages.py: their fields, read by name, and their limits. */
+/* The structures of virta/journal/protocol/messages.py: their fields and their limits. */
 #ifndef VIRTA_JOURNAL_FIELDS_H
 #define VIRTA_JOURNAL_FIELDS_H
 #include "journal.h"
@@ -32,18 +32,22 @@ enum pair_field { P_KEY, P_VALUE, P_DETAILS, P_FIELDS };
 enum value_field { V_TYPE, V_DATA, V_FIELDS };
 enum details_field { D_FIELDS = 9 };
 
-typedef struct { PyTypeObject *type; PyObject *names; } Structure;
+typedef struct { PyTypeObject *type; Py_ssize_t fields; } Structure;
 static Structure request_type, reply_type, pair_type, value_type, details_type;
+static PyObject *as_tuple; /* msgspec.structs.astuple */
 static PyObject *no_bytes, *no_text, *numbers[16];
 
-/* Return a field, borrowed: the structure keeps its value alive, as no Python code runs during encoding.
- * NULL without an error set when the field was deleted. */
-static PyObject *field(const Structure *structure, PyObject *object, int number)
+/* Read all fields, borrowed: the structure keeps them alive, as no Python code runs during encoding.
+ * 0 if the object is something else or one of its fields was deleted. */
+static int read_fields(const Structure *structure, PyObject *object, PyObject **fields)
 {
-    PyObject *value = PyObject_GetAttr(object, PyTuple_GET_ITEM(structure->names, number));
-    if (!value) PyErr_Clear();
-    Py_XDECREF(value);
-    return value;
+    if (!object || Py_TYPE(object) != structure->type) return 0;
+    PyObject *tuple = PyObject_CallOneArg(as_tuple, object);
+    if (!tuple) PyErr_Clear();
+    int whole = tuple && PyTuple_CheckExact(tuple) && PyTuple_GET_SIZE(tuple) == structure->fields;
+    for (Py_ssize_t i = 0; whole && i < structure->fields; i++) fields[i] = PyTuple_GET_ITEM(tuple, i);
+    Py_XDECREF(tuple);
+    return whole;
 }
 
 /* Read an unsigned integer of at most `max`; 0 if the object is anything else. */
@@ -73,30 +77,25 @@ static int is_key(PyObject *object)
 /* Read the type and data (borrowed) of a Value; 0 if it cannot be sent. */
 static int read_value(PyObject *value, PyObject **data, uint64_t *type)
 {
-    if (!value || Py_TYPE(value) != value_type.type) return 0;
-    *data = field(&value_type, value, V_DATA);
-    return number(field(&value_type, value, V_TYPE), 255, type) && *data && PyBytes_CheckExact(*data)
+    PyObject *fields[V_FIELDS];
+    if (!read_fields(&value_type, value, fields)) return 0;
+    *data = fields[V_DATA];
+    return number(fields[V_TYPE], 255, type) && PyBytes_CheckExact(*data)
         && PyBytes_GET_SIZE(*data) <= VALUE_DATA_BYTES_MAX;
 }
 
-static int identifier_of(const Structure *structure, PyObject *message, int at)
-{
-    uint64_t identifier;
-    if (Py_TYPE(message) != structure->type) return -1;
-    return number(field(structure, message, at), 0xFFFF, &identifier) ? (int)identifier : -1;
-}
-
-/* Remember a structure and the names of its fields. */
+/* Remember a structure. */
 static int learn(Structure *structure, PyObject *type, int fields)
 {
     PyObject *names = PyType_Check(type) ? PyObject_GetAttrString(type, "__struct_fields__") : NULL;
-    if (!names || !PyTuple_Check(names) || PyTuple_GET_SIZE(names) != fields) {
-        Py_XDECREF(names);
+    int good = names && PyTuple_Check(names) && PyTuple_GET_SIZE(names) == fields;
+    Py_XDECREF(names);
+    if (!good) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "not a structure of protocol.messages");
         return 0;
     }
     Py_XSETREF(structure->type, (PyTypeObject *)Py_NewRef(type));
-    Py_XSETREF(structure->names, names);
+    structure->fields = fields;
     return 1;
 }
 #endif

@@ -35,6 +35,7 @@ STEPS_MAX = 5  # that a daemon surely carries out before it may be killed
 SPOOLED_S_MAX = 60
 # Snapshots all the time, so that rotation is killed, too.
 persistence.ROTATE_RECORDS_MIN = 60
+persistence.FINISHED_PER_RECORD = 1 << 40
 
 
 def fork(main):

@@ -20,6 +20,7 @@ from virta.journal.serving.commit_loop import CommitLoop
 from virta.journal.serving.tcp import JournalServer
 from virta.journal.sessions import Session
 from virta.journal.storage.directory import Persistence
+from waiting import until
 
 REPLY_WAIT_S = 10
 CONSOLE_US = 1_700_000_000_000_000  # where the clock of a `Console` starts
@@ -152,9 +153,7 @@ def daemon_thread(directory=None, **options):
 
 async def eventually(condition, seconds=10):
     """Wait until a condition of this process is true; the deadline is an error."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  (conditions are plain state without events)
-            await asyncio.sleep(0.002)
+    await until(condition, seconds=seconds)
 
 
 class Mesh:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from journal_support import Console
+from journal_support import CONSOLE_US, Console
 
 from virta.journal.protocol import commands
 from virta.journal.protocol.messages import RefusedError
@@ -60,3 +60,26 @@ def test_lists_and_figures():
             console(bad[0], **bad[1])
     with pytest.raises(RefusedError, match="bad-settings"):
         console("list", state="odd")
+
+
+def test_figures_of_domains():
+    """A domain tells how long its oldest job has been ready and how many were done, also after it was empty."""
+    console = Console()
+    for at, priority in ((1, 5), (3, 0)):  # the older one is not the next to be reserved
+        console.clock.now = CONSOLE_US + at * 1_000_000
+        console.call(commands.push(f"http://a/{at}", priority=priority))
+    console.clock.now += 4_000_000
+    console.call(commands.push("http://b/1"))
+
+    def figures():
+        found = {place["domain"]: place for place in console("stats")["domains"]}
+        return {name: (one["oldest_ready_seconds"], one["done"]) for name, one in found.items()}
+
+    assert figures() == {"a": (6.0, 0), "b": (0.0, 0)}
+    assert len(console.call(commands.next_("a", count=2, remove=True)).jobs) == 2
+    (job,) = console.call(commands.next_("b")).jobs
+    assert figures() == {"b": (0.0, 0)}
+    console.call(commands.done(job.key))
+    for uri in ("http://a/4", "http://b/2"):
+        console.call(commands.push(uri, delay=60))
+    assert figures() == {"a": (0.0, 2), "b": (0.0, 1)}

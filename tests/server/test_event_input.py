@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from server_harness import BATCH, STRUCTURED
 
 from virta import native
@@ -10,11 +12,12 @@ from virta.errors import EventError, RequestError
 from virta.event import BATCH_EVENTS_MAX, decode_batch
 from virta.event.document import document_of
 from virta.filters import parse
-from virta.hub.delivery import from_record
+from virta.hub.delivery import Delivery, from_record
 from virta.hub.event_batch import EventBatch
+from virta.hub.event_matcher import all_satisfy, read_heads
 from virta.log.record import Name, Record
 from virta.match import Matcher
-from virta.server.event_input import read_events
+from virta.server.event_input import read_events, read_small, read_structured
 
 _native = native.load("virta.hub._native")
 ODD = [
@@ -72,3 +75,76 @@ def test_a_batch_has_one_limit(more, odd):
         decode_batch(body)
     assert (refused.value.status, refused.value.code) == (413, caught.value.code)
     assert refused.value.members == {"maxEvents": BATCH_EVENTS_MAX}
+
+
+JSON_WORDS = (
+    rb'{ } [ ] , : " \\ "source" "id" "partitionkey" "data" "user" "someone" "s" "1" 1 -0 1e999 1.0 null true NaN'
+    rb' "\ud800" "\u0000" {"source":"s","id":"i","data":{"user":"someone"}} "\u00fc"'
+)
+JSON_PIECES = [*JSON_WORDS.split(), b" ", b"\n", b"\r", b"\t", b"\0"]
+JSON_PIECES += [b"\xef\xbb\xbf", b"\xc3\xbc", b"\xff", b"\xed\xa0\x80"]
+MEMBERS = st.sampled_from(
+    [
+        b'"source":"s"', b'"source":""', b'"source":7', b'"source":"\\ud83d\\ude00"', b'"s\\u006furce":"t"',
+        b'"id":"i"', b'"id":"\xc3\xbc"', b'"id":7', b'"id":null', b'"id":1e999', b'"id" : "\\n"',
+        b'"partitionkey":"p"', b'"partitionkey":7', b'"partitionkey":"%b"' % (b"k" * 40_000),
+        b'"data":{"user":"someone"}', b'"data":{"user":"other","user":"someone"}',
+        b'"data":{"user":"someone","user":"other"}', b'"data":{"user":["someone"]}', b'"data":1e999',
+        b'"data":{"user":"\\u0073omeone"}', b'"data":"%b"' % (b"x" * 9000), b'"data":%b1%b' % (b"[" * 950, b"]" * 950),
+        b'"data.user":"someone"', b'"":{"data":{"user":"someone"}}', b'"id":"%b"' % (b"i" * 5000),
+    ]
+)  # fmt: skip
+BODIES = st.lists(MEMBERS, max_size=6).map(lambda members: b"{%b}" % b",".join(members)) | st.lists(
+    st.sampled_from(JSON_PIECES), max_size=12
+).map(b"".join)
+ROW_FILTER = parse("user=someone")
+DOCUMENT_FILTER = parse({"equals": {"user": "someone"}}, "koncorde")
+
+
+def outcome(read):
+    """What was read, or how it was refused."""
+    try:
+        return read()
+    except RequestError as error:
+        return error.status, error.code, error.message, error.members
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    bodies=st.lists(BODIES | st.binary(max_size=8), min_size=1, max_size=9), cut=st.integers(0, 40)
+)
+@example(
+    bodies=[b'{"source":"s","id":"1","data":{"user":"someone"}},{"source":"s","id":"2"}'] * 2, cut=0
+)
+@example(
+    bodies=[b'{"source":"s","id":"1"}\n{"source":"s","id":"2","data":{"user":"someone"}}'] * 2,
+    cut=0,
+)
+def test_events_read_together_are_those_read_alone(bodies, cut):
+    """Any bytes: the same event or refusal, and an event satisfies the row filter together only if alone."""
+    bodies = [*bodies, bodies[0][:cut]]
+    for row_filter in (None, ROW_FILTER, DOCUMENT_FILTER):
+        heads = read_heads(row_filter, bodies)
+        assert len(heads) == len(bodies)
+        for body, head in zip(bodies, heads, strict=True):
+            alone = outcome(lambda body=body: read_structured("c", body))
+            assert outcome(lambda body=body, head=head: read_small("c", body, head)) == alone
+            if head is None:
+                continue
+            assert _native is not None
+            if isinstance(alone, Delivery) and head[2] is not None:
+                satisfied = row_filter is not None and all_satisfy(row_filter, [alone])
+                assert bool(head[0]) == satisfied
+
+
+@pytest.mark.parametrize("row_filter", [ROW_FILTER, DOCUMENT_FILTER, parse("")])
+def test_which_events_are_read_together(row_filter):
+    """The common form, with any filter."""
+    if _native is None:
+        pytest.skip("needs the native engine")
+    common = b'{"source":"s","id":"\xc3\xbc","partitionkey":"k","data":{"user":"someone"}}'
+    head, none = read_heads(row_filter, [common, b'{"source":"s",\n"id":"1"}'])
+    assert head == (int(row_filter.id != parse("").id), "s", "ü", "k")
+    assert none is None
+    draft = read_small("c", common, head)
+    assert (draft.source, draft.id, draft.key, draft.value) == ("s", "ü", b"k", common)

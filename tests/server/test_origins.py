@@ -50,7 +50,7 @@ HOT = [
 def route_table():
     """Every path and method that is served, and some that are not."""
     stub = SimpleNamespace(journal=SimpleNamespace(node=None))
-    application = build_app(stub)._app
+    application = build_app(stub).app
     found = [*HOT, ("/nowhere", "GET"), ("/nowhere", "POST"), ("/", "GET")]
     for route in application.routes:
         path = re.sub(r"\{[^}]*\}", "0", route.path)

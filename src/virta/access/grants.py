@@ -118,11 +118,16 @@ class Rights:
             return self._kept[key]
         except KeyError:
             pass
-        found = _joined([g for g in self._with(verb) if g.pattern.matches(name)])
+        found = _access_of([g for g in self._with(verb) if g.pattern.matches(name)])
         if len(self._kept) >= KEPT_MAX:
             self._kept.clear()
         self._kept[key] = found
         return found
+
+    def allows_whole(self, verb: str, name: str) -> bool:
+        """Return whether a name is allowed, without a row filter."""
+        found = self.permission(verb, name)
+        return found is not None and found.row_filter is None
 
     def covers(self, verb: str, name: str) -> bool:
         """Return whether a name and every name below it is allowed, without a row filter."""
@@ -143,7 +148,7 @@ class Rights:
         return [grant for grant in self.grants if verb in grant.verbs]
 
 
-def _joined(grants: list[Grant]) -> GrantedAccess | None:
+def _access_of(grants: list[Grant]) -> GrantedAccess | None:
     if not grants:
         return None
     filters = [grant.filter for grant in grants if grant.filter is not None]

@@ -23,8 +23,7 @@ class JobRights:
         self.is_unlimited = rights.has_all("jobs")
 
     def allows(self, domain: str) -> bool:
-        permission = self._rights.permission("jobs", domain)
-        return permission is not None and permission.row_filter is None
+        return self._rights.allows_whole("jobs", domain)
 
 
 class JournalCredentials:

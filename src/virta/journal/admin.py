@@ -50,7 +50,11 @@ LIMIT_MAX = 1 << 53
 DELAY_S_MAX = 3650 * 86_400
 NESTED = "the JSON is nested too deeply: 900 levels are always readable"
 PAYLOAD_SHOWN_BYTES_MAX = 64 * 1024  # of one job that is shown
-NEXT_RUNS = 5  # of a recurring job that is listed
+# Runs of a recurring job that are listed: so many, and more if they are in the next hour.
+NEXT_RUNS, NEXT_RUNS_MAX = 5, 60
+HOUR_US = 3600 * 1_000_000
+# Runs beyond the first ones in one list, since each takes some microseconds.
+LISTED_RUNS_MAX = 2000
 T = TypeVar("T")
 
 
@@ -271,7 +275,9 @@ class Admin:
             "oldest_ready_seconds": jobs.oldest_ready(now) / 1e6,
             "totals": dict(zip(TOTAL_NAMES, jobs.totals, strict=True)),
             "domains_count": len(places),
-            "domains": [_domain_stats(place) for place in shown[: min(command.limit, LIST_MAX)]],
+            "domains": [
+                _domain_stats(place, jobs, now) for place in shown[: min(command.limit, LIST_MAX)]
+            ],
             "recurring": len(self._crons),
             "requests": self._engine.handled,
             "primary": self._engine.primary,
@@ -308,12 +314,16 @@ class Admin:
         return view
 
     def _do_recurring(self, command: AdminCommand, session: Session, now: int) -> dict[str, Any]:  # noqa: ARG002
-        """All recurring jobs, each with its next runs in microseconds."""
+        """All recurring jobs, each with its next runs in microseconds: five, and those of the next hour."""
         found = []
+        left = LISTED_RUNS_MAX
         for key, (cron, schedule, due) in sorted(self._crons.items())[:LIST_MAX]:
             runs = [due]
             while len(runs) < NEXT_RUNS:
                 runs.append(schedule.after(runs[-1]))
+            while left and len(runs) < NEXT_RUNS_MAX and runs[-1] < now + HOUR_US:
+                runs.append(schedule.after(runs[-1]))
+                left -= 1
             name = key[len(CRON_PREFIX) :].decode(errors="replace")
             found.append({"name": name, **msgspec.to_builtins(cron), "next": runs})
         return {"recurring": found}
@@ -408,10 +418,12 @@ def _find_domain(places: list[Any], domain: str) -> Any:
     raise RefusedError("does-not-exist", f"no jobs and no settings in domain {domain[:60]!r}")
 
 
-def _domain_stats(place: Any) -> dict[str, Any]:
+def _domain_stats(place: Any, jobs: Any, now: int) -> dict[str, Any]:
     return {
         "domain": place.name.decode(errors="replace"),
         **dict(zip(STATE_NAMES, place.counts, strict=False)),
+        "done": jobs.done_in.get(place.name, 0),
+        "oldest_ready_seconds": place.oldest_ready(now) / 1e6,
         "settings": msgspec.to_builtins(place.settings),
     }
 

@@ -115,27 +115,29 @@ class JournalEngine:
 
     def handle(self, request: Request, session: Session, now: int | None = None) -> Reply:
         """
-        Carry out one request; the reply has to wait for the disk if `wants_log`.
+        Carry out one request, decoded or not; the reply has to wait for the disk if `wants_log`.
 
         Requests that arrive together may share one reading of `now()`.
         """
-        self.handled += 1
         if now is None:
             now = self.now()
         try:
-            rules.check_numbers(request)
+            rules.check_limits(request)
+        except RefusedError as refused:
+            self.handled += 1
+            return _refusal(request, refused, now)
+        return self.carry_out(request, session, now)
+
+    def carry_out(self, request: Request, session: Session, now: int) -> Reply:
+        """Carry out one request that fits a message, as one that was decoded does."""
+        self.handled += 1
+        try:
             rules.check(request, now + session.skew_us_max)
             if request.timestamp == 0:
                 request.timestamp = self._stamp_for(request, now)
             reply = self.roles[session.role][request.function](request, session, now)
         except RefusedError as refused:
-            reply = Reply(
-                request.identifier,
-                LOCKED if refused.code == "locked" else 0,
-                now if refused.timestamp is None else refused.timestamp,
-                refused.timeout,
-                error=refused.message,
-            )
+            reply = _refusal(request, refused, now)
         if self.watch.moved:
             self.watch.notify(session, now)
         return reply
@@ -161,16 +163,19 @@ class JournalEngine:
     def _stamp_for(self, request: Request, now: int) -> int:
         """Return a timestamp later than all stored ones of the request's keys, so that it has an effect."""
         stamp, function = self.stamp(now), request.function
-        if function not in _LATEST_WINS:
-            return stamp
-        for key in (request.key, request.key2) if function == _RENAME else (request.key,):
-            entry = self.store.stored(key)
-            if entry is not None:
-                stamp = max(stamp, entry.timestamp + 1, *(at + 1 for at in entry.links.values()))
-            last = self.jobs.last_command(key)
-            if last >= stamp:
-                stamp = last + 1
+        if function in _LATEST_WINS:
+            stamp = self._later_than(request.key, stamp)
+            if function == _RENAME:
+                stamp = self._later_than(request.key2, stamp)
         return stamp
+
+    def _later_than(self, key: bytes, stamp: int) -> int:
+        """Return `stamp`, or one later than all stored ones of a key."""
+        entry = self.store.stored(key)
+        if entry is not None:
+            stamp = max(stamp, entry.timestamp + 1, *(at + 1 for at in entry.links.values()))
+        last = self.jobs.last_command(key)
+        return last + 1 if last >= stamp else stamp
 
     def newest_stamp(self) -> int:
         """Return the largest timestamp of anything stored, 0 if there is nothing."""
@@ -405,3 +410,13 @@ class JournalEngine:
 
     def _notify(self, entry: ValueEntry, session: Session) -> None:
         self.listeners.changed(entry.keys, session, entry.timestamp, entry.type)
+
+
+def _refusal(request: Request, refused: RefusedError, now: int) -> Reply:
+    return Reply(
+        request.identifier,
+        LOCKED if refused.code == "locked" else 0,
+        now if refused.timestamp is None else refused.timestamp,
+        refused.timeout,
+        error=refused.message,
+    )

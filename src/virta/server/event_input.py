@@ -35,6 +35,7 @@ from virta.streams import canonical_stream_id, parse_stream_id
 
 if TYPE_CHECKING:
     from virta.hub.event_batch import EventBatch
+    from virta.hub.event_matcher import Head
 
 # Also stands for binary mode, whatever the type of the body.
 BINARY = b"application/json"
@@ -155,8 +156,28 @@ def read_structured(channel: str, body: bytes, index: int | None = None) -> Deli
         raise _refusal(error, {} if index is None else {"offset": index}) from None
     draft = Delivery(channel, event.source, event.id, event.value)
     if event.partition_key is not None:
-        draft.key = _key(event.partition_key)
+        draft.key = _record_key(event.partition_key)
     if len(event.value) > EVENT_BYTES_MAX or len(event.source) + len(event.id) > SHORT_CHARS:
+        _check_size(draft)
+    return draft
+
+
+def read_small(channel: str, body: bytes, head: Head | None) -> Delivery:
+    """
+    Return the event of a small structured body whose head `virta.hub.event_matcher.read_heads` has read.
+
+    Raises:
+        RequestError: what is wrong with it.
+    """
+    if head is None:
+        return read_structured(channel, body)
+    _, source, id_, key = head
+    if source is None or id_ is None:
+        return read_structured(channel, body)
+    draft = Delivery(channel, source, id_, body)
+    if key is not None:
+        draft.key = _record_key(key)
+    if len(source) + len(id_) > SHORT_CHARS:
         _check_size(draft)
     return draft
 
@@ -233,7 +254,9 @@ def _binary(
         members["datacontenttype"] = kind
     value = b"%b%b}" % (_encode(members)[:-1], _data(body, kind))
     key = members.get("partitionkey")
-    return Delivery(channel, source, id_, value, key=_key(key) if isinstance(key, str) else b"")
+    return Delivery(
+        channel, source, id_, value, key=_record_key(key) if isinstance(key, str) else b""
+    )
 
 
 def _unescaped(name: bytes, text: str) -> str:
@@ -322,7 +345,7 @@ def read_messages(body: bytes) -> list[Delivery]:
         value = _encode_message(stream, message.payload)
         if len(value) > EVENT_BYTES_MAX:
             raise RequestError(413, "body-too-large", "Message too large")
-        drafts.append(Delivery(STREAMS, "", stream, value, key=_key(stream)))
+        drafts.append(Delivery(STREAMS, "", stream, value, key=_record_key(stream)))
     return drafts
 
 
@@ -364,6 +387,6 @@ def _header_text(raw: bytes) -> str:
         return raw.decode("latin-1")
 
 
-def _key(text: str) -> bytes:
+def _record_key(text: str) -> bytes:
     key = text.encode("utf-8", "replace")
     return key if len(key) <= KEY_BYTES_MAX else b""

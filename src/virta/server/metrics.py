@@ -21,6 +21,7 @@ from prometheus_client.core import (
 from virta.event.rules import IDENTITY_BYTES_MAX
 from virta.hub.publisher import DELAY_BOUNDS
 from virta.journal.jobs.job import STATE_NAMES
+from virta.match import python_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -186,6 +187,12 @@ class Metrics:
             for place, count in counts.items():
                 gauge.add_metric([place], count)
             yield gauge
+        calls = CounterMetricFamily(
+            "virta_python_evaluations", "Questions of the filter index to Python", labels=["what"]
+        )
+        for what, count in python_calls().items():
+            calls.add_metric([what], count)
+        yield calls
 
     def _of_publishing(self) -> Iterator[Metric]:
         figures, total = self._service.publisher.figures, 0

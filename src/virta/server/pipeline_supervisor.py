@@ -341,9 +341,9 @@ class Pipelines:
             if len(self.supervised) + len(self.invalid) == PIPELINES_MAX:
                 logger.error("pipelines_left_out", limit=PIPELINES_MAX, first=str(file))
                 break
-            self._add(file, logs)
+            self._add_pipeline(file, logs)
 
-    def _add(self, file: Path, logs: Path) -> None:
+    def _add_pipeline(self, file: Path, logs: Path) -> None:
         try:
             pipeline = load(file)
         except PipelineError as error:

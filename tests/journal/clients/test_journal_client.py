@@ -264,11 +264,25 @@ def stuck():
         yield listener
 
 
+def connecting_with(option, size):
+    """Return what connects a client with a buffer of that size."""
+
+    def connect(address, timeout):
+        connected = socket.create_connection(address, timeout)
+        connected.setsockopt(socket.SOL_SOCKET, option, size)
+        return connected
+
+    return connect
+
+
 @pytest.mark.usefixtures("engine")
 def test_nothing_follows_part_of_a_request():
     """A request that could not be sent whole is the last: the daemon would read the next as its rest."""
-    with stuck() as listener, Client(*listener.getsockname(), timeout=0.05) as client:
-        client._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    connect = connecting_with(socket.SO_SNDBUF, 4096)
+    with (
+        stuck() as listener,
+        Client(*listener.getsockname(), timeout=0.05, connect=connect) as client,
+    ):
         with pytest.raises(JournalError, match="no reply in time"):
             client.push("http://h/1", payload=b"x" * 8_000_000)
         peer, _ = listener.accept()
@@ -284,8 +298,8 @@ def test_nothing_follows_part_of_a_request():
 def test_a_pipeline_that_asks_and_sends_much():
     """Replies are taken while requests are sent; else both ends would wait for the other to read."""
     large = bytes(1_000_000)
-    with daemon_thread() as server, Client(*server.address) as client:
-        client._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 262_144)
+    connect = connecting_with(socket.SO_RCVBUF, 262_144)
+    with daemon_thread() as server, Client(*server.address, connect=connect) as client:
         client.set("large", large, persist=False)
         batch = [commands.get("large")] * 12
         batch += [commands.set_("other", large, persist=False)] * 12

@@ -304,7 +304,7 @@ def test_a_daemon_that_reads_nothing_does_not_keep_a_forwarder(tmp_path, monkeyp
         stuck.bind(("127.0.0.1", 0))
         stuck.listen()
 
-        assert asyncio.run(stops(tmp_path, stuck.getsockname(), lambda it: it._waits.attempt > 2))
+        assert asyncio.run(stops(tmp_path, stuck.getsockname(), lambda it: it.waits.attempt > 2))
 
 
 def test_a_stop_while_a_daemon_does_not_reply(tmp_path, monkeypatch):
@@ -334,10 +334,10 @@ def test_a_forwarder_that_is_cancelled_as_it_is_woken(tmp_path):
     async def run():
         async with daemon() as server:
             sender = Forwarder(tmp_path, *server.address)
-            task = asyncio.create_task(sender._run_until(asyncio.Event()))
+            task = asyncio.create_task(sender.run(asyncio.Event()))
             await asyncio.wait_for(sender.drained.wait(), 10)
             await asyncio.sleep(0)
-            sender._wake.set()
+            sender.wake()
             await asyncio.sleep(0)  # it is woken, but did not have its turn
             task.cancel()
             done, _ = await asyncio.wait({task}, timeout=10)
@@ -359,7 +359,7 @@ def test_a_disk_that_takes_nothing(tmp_path, monkeypatch):
             daemon(tmp_path / "journal") as server,
             forwarding(directory, server.address) as sender,
         ):
-            await eventually(lambda: sender._waits.attempt > 2)  # it tried again
+            await eventually(lambda: sender.waits.attempt > 2)  # it tried again
             (hour,) = directory.glob("[0-9]*.fjs")
             assert [record.pending for record in scan(hour.read_bytes())] == [True]
             (directory / REJECTED).unlink()

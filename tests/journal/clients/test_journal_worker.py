@@ -254,31 +254,32 @@ def test_a_job_on_its_way_when_the_worker_ends(others, monkeypatch):
     assert asyncio.run(run()) == ([False] * (others + 1), others, 0)
 
 
-def test_a_worker_that_ends_while_it_reserves_a_job(monkeypatch):
+def test_a_worker_that_ends_while_it_reserves_a_job():
     """A job whose handler did not even begin is given back."""
-    take = Worker._reserve
-
-    async def take_and_end(self, client):
-        again = await take(self, client)
-        if self._running:
-            working.cancel()
-        return again
 
     async def run():
-        nonlocal working
         async with daemon() as server, await AsyncClient.connect(*server.address) as client:
             await client.call(commands.push("http://h/1"))
-            monkeypatch.setattr(Worker, "_reserve", take_and_end)
             worker = Worker(*server.address)
             go_on = threading.Event()
             worker.handle()(lambda _: go_on.wait())
             working = asyncio.create_task(worker.work(asyncio.Event()))
+
+            def end_once():
+                if worker.running and not working.cancelling():
+                    working.cancel()
+
+            def make_task(loop, coroutine, **options):
+                """Cancel the worker between the task of a job and its first step."""
+                loop.call_soon(end_once)
+                return asyncio.Task(coroutine, loop=loop, **options)
+
+            asyncio.get_running_loop().set_task_factory(make_task)
             await asyncio.wait({working}, timeout=10)
             go_on.set()
             (job,) = server.node.engine.jobs.all()
             return working.cancelled(), job.state == WORKING, job.attempts
 
-    working = None
     assert asyncio.run(run()) == (True, False, 0)
 
 
@@ -375,10 +376,12 @@ def test_a_handler_outlives_the_daemon(tmp_path):
     assert asyncio.run(run()) == ([b"http://h/1"], 0, 1)
 
 
-async def done_by(worker, uris, *, settings=None):
-    """Push, and work until all of them are done or dead; what became of those that are left."""
+async def done_by(handlers, uris, *, settings=None, **options):
+    """Push, and work until all of them are done or dead; what became of those that are left, and how many are done."""
     async with daemon() as server, await AsyncClient.connect(*server.address) as client:
-        worker._port = server.address[1]
+        worker = Worker(*server.address, **options)
+        for domain, handler in handlers.items():
+            worker.handle(domain)(handler)
         await client.admin("configure", domain="h", settings=settings or {})
         for uri in uris:
             await client.call(commands.push(uri))
@@ -387,7 +390,7 @@ async def done_by(worker, uris, *, settings=None):
         await eventually(lambda: worker.done + worker.failed == len(uris))
         stop.set()
         await task
-        return (await client.admin("list"))["jobs"]
+        return (await client.admin("list"))["jobs"], worker.done
 
 
 def test_what_a_handler_returns_to_be_awaited_is_awaited():
@@ -398,44 +401,40 @@ def test_what_a_handler_returns_to_be_awaited_is_awaited():
         await asyncio.sleep(0)
         done.append(prefix + job.uri)
 
-    worker = Worker()
-    worker.handle("h")(lambda job: fetch(b"a ", job))
-    worker.handle("g")(partial(fetch, b"b "))
+    handlers = {"h": lambda job: fetch(b"a ", job), "g": partial(fetch, b"b ")}
 
-    assert asyncio.run(done_by(worker, ["http://h/1", "http://g/1"])) == []
+    assert asyncio.run(done_by(handlers, ["http://h/1", "http://g/1"])) == ([], 2)
     assert sorted(done) == [b"a http://h/1", b"b http://g/1"]
 
 
 def test_as_many_threads_as_places():
     """Plain functions run as many at a time as the worker has places, however few cores there are."""
     meeting = threading.Barrier(40, timeout=10)
-    worker = Worker(concurrency=40)
-    worker.handle()(lambda _: meeting.wait() * 0)
+    handlers = {"": lambda _: meeting.wait() * 0}
+    uris = [f"http://h/{number}" for number in range(40)]
 
-    assert asyncio.run(done_by(worker, [f"http://h/{number}" for number in range(40)])) == []
-    assert worker.done == 40
+    assert asyncio.run(done_by(handlers, uris, concurrency=40)) == ([], 40)
 
 
 def test_the_handler_of_the_domain_does_its_jobs():
     """The handler for everything does what no other is for, whichever was registered first."""
     seen = []
-    worker = Worker()
-    worker.handle()(lambda job: seen.append((b"any", job.uri)))
-    worker.handle("H")(lambda job: seen.append((b"h", job.uri)))
+    handlers = {
+        "": lambda job: seen.append((b"any", job.uri)),
+        "H": lambda job: seen.append((b"h", job.uri)),
+    }
 
-    assert asyncio.run(done_by(worker, ["http://h/1", "http://g/1"])) == []
+    assert asyncio.run(done_by(handlers, ["http://h/1", "http://g/1"])) == ([], 2)
     assert sorted(seen) == [(b"any", b"http://g/1"), (b"h", b"http://h/1")]
 
 
 def test_domains_take_turns():
     """A domain that always has work does not keep a worker from another one."""
     order = []
-    worker = Worker(concurrency=1)
-    for domain in ("a", "b"):
-        worker.handle(domain)(lambda job: order.append(job.uri[7:8]))
+    handlers = dict.fromkeys("ab", lambda job: order.append(job.uri[7:8]))
     uris = [f"http://{domain}/{number}" for domain in "ab" for number in range(6)]
 
-    asyncio.run(done_by(worker, uris))
+    asyncio.run(done_by(handlers, uris, concurrency=1))
     assert b"b" in order[:3]
     assert b"a" in order[:3]
 
@@ -472,10 +471,8 @@ async def exits_in_the_loop(_):
 )
 def test_whatever_a_handler_raises_is_its_failure(handler, reason):
     """Ways to end that are no ordinary exception end neither the worker nor the job."""
-    worker = Worker()
-    worker.handle()(handler)
-
-    (job,) = asyncio.run(done_by(worker, ["http://h/1"], settings={"max_attempts": 1}))
+    running = done_by({"": handler}, ["http://h/1"], settings={"max_attempts": 1})
+    (job,), _ = asyncio.run(running)
     assert (job["state"], job["reason"]) == ("dead", reason)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-import time
 
 from journal_support import (
     GATE_S_MAX,
+    Clock,
     Disks,
     connected,
     daemon,
@@ -146,6 +146,7 @@ def test_a_stop_while_a_rotation_is_being_finished(tmp_path, monkeypatch):
 def test_full_disk_is_refused_and_then_retried(tmp_path, monkeypatch):
     """While the disk is full persist commands get `disk`; when there is space again all is as it was."""
     monkeypatch.setattr("virta.journal.serving.commit_loop.RETRY_AFTER_WRITE_ERROR_S", 3600)
+    steady = Clock()  # in seconds
 
     def set_(key):
         return Request(
@@ -155,7 +156,7 @@ def test_full_disk_is_refused_and_then_retried(tmp_path, monkeypatch):
     async def run():
         errors = []
         async with (
-            daemon(tmp_path, open_disk=Disks(raising(errors))) as server,
+            daemon(tmp_path, open_disk=Disks(raising(errors)), steady=steady) as server,
             connected(server) as wire,
         ):
             errors.append(LogWriteError("no space left"))
@@ -164,7 +165,7 @@ def test_full_disk_is_refused_and_then_retried(tmp_path, monkeypatch):
             memory = await wire.ask(
                 Request(Function.SET, key=b"ram", value=Value(Type.STRING, b""))
             )
-            server.node._retry_at = time.monotonic()  # the hour is over
+            steady.now += 3600  # the hour is over
             third = await wire.ask(set_(b"c"))
         async with daemon(tmp_path) as server, connected(server) as wire:
             kept = await wire.ask(Request(Function.GET, key=b"c"))

@@ -353,9 +353,11 @@ def test_an_unexpected_error_ends_one_connection(monkeypatch, caplog):
             await other.ask(nop())
             await wire.ask(nop())
             engine = server.node.engine
-            handle = engine.handle
+            carry_out = engine.carry_out
             monkeypatch.setattr(
-                engine, "handle", lambda r, *rest: 1 // 0 if r.key == b"bad" else handle(r, *rest)
+                engine,
+                "carry_out",
+                lambda r, *rest: 1 // 0 if r.key == b"bad" else carry_out(r, *rest),
             )
             wire.send(Request(Function.GET, key=b"bad"))
             for _ in range(20):

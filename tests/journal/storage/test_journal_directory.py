@@ -26,6 +26,7 @@ from virta.journal.storage.directory import Persistence
 from virta.journal.values.store import Store
 
 KEYS = [b"k%d" % i for i in range(6)]
+T0 = 1_700_000_000_000_000
 URIS = [b"http://h%d/x" % i for i in range(6)]
 
 
@@ -309,3 +310,26 @@ def test_a_full_disk_at_the_start_is_said(tmp_path, monkeypatch):
     assert str(tmp_path) in raised.value.message
     with Journal(tmp_path) as journal:
         assert journal.get("k") == "v"
+
+
+@pytest.mark.parametrize("kept", ["jobs", "finished"])
+def test_a_large_journal_rotates_after_a_part_of_it(tmp_path, monkeypatch, kept):
+    """The same finished commands and jobs are not written again after every few records."""
+    monkeypatch.setattr(persistence, "ROTATE_RECORDS_MIN", 5)
+    engine, disk = JournalEngine(Clock(T0)), Persistence(tmp_path, durability="none")
+    disk.restore(engine)
+    for number in range(100):
+        uri = b"http://h/%d" % number
+        if kept == "jobs":
+            engine.jobs.push(uri, b"", T0, T0)
+        else:
+            engine.jobs.finished.remember(uri, T0, T0)
+    part = {"jobs": persistence.ENTRIES_PER_RECORD, "finished": persistence.FINISHED_PER_RECORD}
+    wanted = []
+    for number in range(100 // part[kept]):
+        wanted.append(disk.wants_rotation(engine))
+        disk.commit([images.ids_record(number + 1000)])
+
+    assert not any(wanted)
+    assert disk.wants_rotation(engine)
+    disk.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 
 import jwt
@@ -212,6 +213,48 @@ def test_rate_limits(start, data_dir):
     assert calm.status == 202
 
 
+def test_rates_by_address(start, data_dir):
+    """All principals of one address share its rate; without tokens it holds as well."""
+    tokens = [token(data_dir, (["publish"], "**")) for _ in range(3)]
+    limit = ["--max-requests-per-address", 5, "--durability", "none"]
+    with start("--require-token", *limit, data_dir=data_dir) as server:
+        answers = [publish(server, "a", str(n), {}, tokens[n % 3]) for n in range(30)]
+    with start(*limit) as server:
+        unknown = [publish(server, "a", str(n), {}, "") for n in range(30)]
+
+    for given in (answers, unknown):
+        refused = [answer for answer in given if answer.status == 429]
+        assert refused
+        assert len(refused) < 30
+        assert int(refused[0].headers["retry-after"]) >= 1
+
+
+def test_refused_credentials_count_for_their_address(start, data_dir):
+    """Who guesses tokens, tickets or sessions is slowed down as well, and so is its right token then."""
+    right = token(data_dir, (ALL, "**"))
+    ways = [
+        ("/session", bearer("virta_aaaaaaaa_" + "x" * 43)),
+        ("/session", {"Cookie": "virta_session=guess"}),
+        ("/channels/a?ticket=vt_guess", {}),
+        ("/session", {}),
+    ]
+    flags = ["--require-token", "--max-requests-per-address", 5]
+    with start(*flags, data_dir=data_dir) as server:
+        answers = [server.request("GET", path, headers=how) for path, how in ways * 10]
+        late = server.request("GET", "/session", headers=bearer(right))
+        statuses = [answer.status for answer in answers]
+        wait_until(
+            lambda: server.request("GET", "/session", headers=bearer(right)).status == 200,
+            pause=0.3,
+        )
+
+    assert statuses[:4] == [401] * 4
+    assert statuses.count(429) >= 20
+    assert set(statuses) == {401, 429}
+    assert (late.status, late.code) == (429, "rate-limit")
+    assert int(late.headers["retry-after"]) >= 1
+
+
 @pytest.mark.parametrize(
     ("flags", "tokens", "said"),
     [
@@ -257,6 +300,43 @@ def test_audit_lines(start, data_dir):
     assert ticket not in said
 
 
+def test_administration_is_in_the_audit(start, data_dir):
+    """Disconnecting, and changes to jobs of others and to domains; pushing, reading and what failed are not."""
+    text = token(data_dir, (ALL, "**"), name="operator")
+    mine = bearer(text) | {"Content-Type": "application/json"}
+
+    async def disconnect(server):
+        consumer = await Consumer.open(server.port, "/channels/a", bearer(text))
+        client = (await consumer.connected()).json["clientID"]
+        gone = await asyncio.to_thread(
+            server.request, "DELETE", f"/subscribers/{client}", None, mine
+        )
+        await consumer.close()
+        return gone.status
+
+    def post(path, body, method="POST"):
+        return server.request(method, path, json.dumps(body), mine)
+
+    server = start("--require-token", data_dir=data_dir)
+    assert asyncio.run(disconnect(server)) == 204
+    post("/journal/jobs", {"uri": "mail://shop/1", "delay": 3600})
+    assert post("/journal/jobs/kick", {"uri": "mail://shop/1"}).status == 200
+    assert post("/journal/jobs/kick", {"uri": "mail://shop/none"}).status == 404
+    assert post("/journal/jobs/domains/shop", {"paused": True}, "PATCH").status == 200
+    server.request("GET", "/journal/jobs/domains/shop", None, mine)
+    server.stop()
+    lines = [json.loads(line) for line in "".join(server.said).splitlines() if '"audit"' in line]
+    short = "_".join(text.split("_")[:2])
+    acts = [(line["action"], line.get("name", "")) for line in lines if "action" in line]
+
+    assert {line.get("principal") for line in lines} == {short}
+    assert ("subscriber_disconnected", "") in acts
+    assert [one for one in acts if one[0].startswith("jobs_")] == [
+        ("jobs_kick", ""),
+        ("jobs_domains", "shop"),
+    ]
+
+
 def test_streams_need_rights_to_all_below(start, data_dir):
     """Subtub's socket: a pattern has to cover what a stream delivers, and a row filter does not count."""
     room = token(data_dir, (["read", "publish"], "room:**"))
@@ -294,3 +374,52 @@ def test_health_says_whether_credentials_are_asked_for(tmp_path):
 
     assert [c["text"] for c in checks if c["name"] == "tokens"] == ["Every request needs a token, a JWT or a session"]  # fmt: skip
     assert stats["server"]["tokens"] is True
+
+
+@pytest.mark.parametrize(
+    ("flags", "tokens", "tls"),
+    [
+        ([], ("ok", "Every request needs"), ("warning", "No TLS: tokens and events cross the network")),
+        (["--insecure"], ("wrong", "Everyone who reaches 0.0.0.0"), ("warning", "No TLS")),
+    ],
+    ids=["tokens", "insecure"],
+)  # fmt: skip
+def test_health_warns_of_what_a_network_can_see(tmp_path, flags, tokens, tls):
+    """Beyond loopback without TLS, or without credentials, the health page says so."""
+    mine = bearer(token(tmp_path, (["admin"], "**")))
+    flags = ["--host", "0.0.0.0", "--journal-port", "none", *flags]
+    with Server(tmp_path, *flags) as server:
+        checks = server.request("GET", "/health", headers=mine).json["checks"]
+    found = {check["name"]: (check["state"], check["text"]) for check in checks}
+
+    for name, (state, text) in (("tokens", tokens), ("tls", tls)):
+        assert found[name][0] == state
+        assert found[name][1].startswith(text)
+
+
+def test_keys_of_jwt_are_read_again_while_the_server_runs(start, tmp_path, data_dir):
+    """A JWT of the new key is accepted soon after, one of the old key refused; a missing file changes nothing."""
+    keys, old, new = tmp_path / "keys", SECRET, SECRET[::-1]
+    keys.write_text(old)
+    claims = {"sub": "a", "exp": time.time() + 600, "virta": [{"verbs": ["read"], "pattern": "a"}]}
+
+    def status(secret):
+        text = jwt.encode(claims, secret, "HS256")
+        return server.request("GET", "/session", headers=bearer(text)).status
+
+    with start("--jwt-keys", keys, "--journal-port", "none", data_dir=data_dir) as server:
+        assert (status(old), status(new)) == (200, 401)
+        keys.write_text(new)
+        wait_until(lambda: status(new) == 200, pause=0.05)
+        assert status(old) == 401
+        keys.unlink()
+        wait_until(lambda: "access_unreadable" in said(server), pause=0.05)
+        assert status(new) == 200
+
+
+def said(server):
+    """Return what a running server has written so far."""
+    os.set_blocking(server.process.stdout.fileno(), False)
+    while line := server.process.stdout.readline():
+        server.said.append(line.decode())
+    return "".join(server.said)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
+import subprocess
 
 import pytest
 from access_support import bearer, token
@@ -166,3 +168,26 @@ def test_the_same_rights_over_http(server):
     assert ask("all", "GET", "/stats") == 200
     assert ask("row", "GET", "/stats") == 403
     assert ask("read", "GET", "/stats") == 403
+
+
+def test_the_port_has_the_certificate_of_the_server(tmp_path):
+    """Beyond loopback: TLS with the same certificate, the same tokens inside it, and nothing in clear."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-keyout", key, "-out", certificate, "-days", "1", "-subj", "/CN=virta"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True)
+    text = token(tmp_path / "data", (["jobs"], "**"))
+    flags = ["--host", "0.0.0.0", "--tls-cert", certificate, "--tls-key", key]
+    trusted = ssl.create_default_context(cafile=certificate)
+    with Server(tmp_path / "data", *flags) as server:
+        place = ("127.0.0.1", server.journal_port)
+        with Client(*place, token=text, tls=trusted) as journal:
+            journal.set("key", "value")
+            assert journal.get("key") == "value"
+        with pytest.raises(JournalError) as refused:
+            Client(*place, token="x" * 20, tls=trusted)
+        with pytest.raises((JournalError, OSError)), Client(*place, token=text, timeout=5) as bare:
+            bare.get("key")
+
+    assert refused.value.code == "unauthorized"

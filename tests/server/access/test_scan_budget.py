@@ -13,6 +13,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from virta.filters import parse
+from virta.match import Matcher
+from virta.match.engine import PYTHON_CALLS
 from virta.server.access.scan_budget import STREAM, VIEW, FilterPlace, ScanBudget
 from waiting import wait_until
 
@@ -31,6 +33,14 @@ def scanned(server, headers=None):
 def register(server, source, headers=None, collection="orders"):
     body = json.dumps({"filter": source, "dialect": "query-string"})
     return server.request("POST", f"/filters/shop/{collection}", body, headers)
+
+
+def metric(server, name, label="place"):
+    """Return the value of a metric, a dictionary by its label if it has one."""
+    text = server.request("GET", "/metrics").body.decode()
+    found = re.findall(rf'^{name}(?:{{{label}="(\w+)"}})? ([0-9.]+)$', text, re.MULTILINE)
+    values = {place: int(float(count)) for place, count in found}
+    return values.get("", values)
 
 
 async def refused(port, path, headers=None):
@@ -226,3 +236,52 @@ def test_places_are_counted_apart():
     assert budget.used("me") == 2
     leases[2].release()
     assert budget.used("me") == 1
+
+
+def test_conditions_in_python_and_refusals_are_counted(start):
+    """The metrics have the conditions that run in Python, by place, and how often the budget refused a filter."""
+    odd = {"match": {"value": [{"x": 1}, {"y": 2}]}}
+    source = {"select": {"field": "items", "index": 0, "query": odd}}
+    with start(*TWO) as server:
+        before = metric(server, "virta_python_conditions")
+        answer = server.request("POST", "/filters/shop/orders", json.dumps(source))
+        counted = metric(server, "virta_python_conditions")
+        statuses = [register(server, f"status=!{name}").status for name in "abcd"]
+        refusals = metric(server, "virta_scanned_filters_refused_total")
+        server.request("DELETE", f"/filters/{answer.json['id']}")
+        after = metric(server, "virta_python_conditions")
+
+    nothing = {"stream": 0, "view": 0, "registered": 0, "webhook": 0}
+    assert answer.status == 201
+    assert (before, counted, after) == (nothing, nothing | {"registered": 1}, nothing)
+    assert statuses == [201, 201, 403, 403]
+    assert refusals == 2
+
+
+def test_questions_to_python_are_counted(start):
+    """The metrics have how often matching needed Python, by what for."""
+    source = {"regexp": {"status": "^p[a-z]+d$"}}
+    with start(*TWO) as server:
+        before = metric(server, "virta_python_evaluations_total", "what")
+        server.request("POST", "/filters/shop/orders", json.dumps(source))
+        body = json.dumps({"document": {"status": "paid"}})
+        found = server.request("POST", "/filters/shop/orders/test", body)
+        after = metric(server, "virta_python_evaluations_total", "what")
+
+    assert len(found.json["ids"]) == 1
+    assert before == dict.fromkeys(PYTHON_CALLS, 0)
+    assert after == before | {"regexp": int(Matcher().engine == "native")}
+
+
+def test_a_filter_is_priced_before_it_is_registered(start):
+    """`POST /filters/validate` has the cost that registering takes out of the budget."""
+    with start(*TWO) as server:
+        for source, kind in (("status=!paid", "scanned"), ("status=paid", "indexed")):
+            body = json.dumps({"filter": source, "dialect": "query-string"})
+            answer = server.request("POST", "/filters/validate", body)
+
+            assert answer.status == 200
+            assert answer.json["cost"]["kind"] == kind
+            used = scanned(server)["registered"]
+            assert register(server, source).status == 201
+            assert scanned(server)["registered"] - used == answer.json["cost"]["scans"]

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import routes_page
+
 from virta.server.api.description.openapi import openapi
 from virta.server.settings import SETTINGS
 
@@ -44,12 +46,25 @@ def test_every_route_is_documented():
         assert fixed in PAGE, path
 
 
+def test_the_page_of_routes_is_current():
+    """`make reference` writes it from the descriptions and the table of rights."""
+    assert routes_page.PAGE.read_text() == routes_page.page(), "run `make reference`"
+
+
 def test_every_setting_is_documented():
-    """Each flag stands in the table of the command's page."""
+    """Each flag stands in the table of the command's page, with its default and its range."""
     page = (ROOT / "docs" / "cli-serve.md").read_text()
     for setting in SETTINGS:
         for flag in setting.flags:
             assert f"`{flag}`" in page, flag
+        (line,) = re.findall(rf"^\| `{setting.flags[0]}`.*$", page, re.MULTILINE)
+        if "CPUs" in line:  # of the machine
+            continue
+        _, _, default, allowed, *_ = (cell.strip() for cell in line.split("|"))
+        if isinstance(setting.default, int | str) and not isinstance(setting.default, bool):
+            assert default.strip("`") == str(setting.default), line
+        if setting.minimum is not None and setting.kind is int:
+            assert f"{setting.minimum} to {setting.maximum}" in allowed, line
 
 
 def test_the_example_runs(server):

@@ -100,6 +100,17 @@ def test_validate(server):
     assert (scanned["kind"], scanned["scans"], scanned["found_by"]) == ("scanned", 1, [])
 
 
+@pytest.mark.parametrize("document", [None, 5, "x", True, [1]])
+def test_what_is_no_document_is_refused(server, document):
+    """The same whether the collection has filters or not, and with an id."""
+    register(server, "i/odd", EQUALS)
+    for collection in ("odd", "none"):
+        for more in ({}, {"documentId": "d"}):
+            body = {"document": document, **more}
+            answer = call(server, "POST", f"/filters/i/{collection}/test", body)
+            assert (answer.status, answer.code) == (400, "invalid-test"), body
+
+
 def test_odd_bodies(server):
     """Bodies that are too large, not JSON or not a test are refused."""
     assert server.request("POST", "/filters/validate", "{").code == "invalid-json-body"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 
 import pytest
 from server_harness import Consumer, event
@@ -60,6 +62,23 @@ def test_the_stream_of_figures_has_a_frame_a_second(server):
 
     assert len(times) == 3
     assert times[0] < times[1] < times[2]
+
+
+def test_the_time_until_the_disk_is_full(start):
+    """Free space divided by the growth of the log in the last minutes; none while it does not grow."""
+    with start("--durability", "none", "--journal-port", "none") as server:
+        first = server.request("GET", "/stats").json["now"]
+        began, number = time.monotonic(), 0
+        while (now := server.request("GET", "/stats").json["now"])["fullInSeconds"] is None:
+            batch = [event(str(number + n), {"pad": "x" * 1000}) for n in range(50)]
+            server.publish("growing", *batch)
+            number += 50
+            time.sleep(0.05)
+            assert time.monotonic() < began + 60
+        grown = (now["logBytes"] - first["logBytes"]) / (now["time"] - first["time"])
+
+    assert first["fullInSeconds"] is None
+    assert now["fullInSeconds"] == pytest.approx(now["diskFreeBytes"] / grown, rel=0.3)
 
 
 def test_channels_have_their_rate(server):
@@ -228,12 +247,18 @@ def test_health_says_what_and_where(start, tmp_path):
         bury(server, "mail://mail.shop/2")
         bury(server, "bill://invoices.shop/1")
         three = health(server)["jobs"]
+        died_by = time.time()
+    time.sleep(1.1)
+    with start("--journal-port", "0", data_dir=tmp_path / "data") as again:
+        restored = health(again)["jobs"]
+        seconds = time.time() - died_by
 
+    assert 1 <= int(restored.split("the last died ")[1].split(" s")[0]) <= seconds + 1
     assert "jobs" not in before
     assert before["pipelines"].startswith("1 pipeline failed or cannot be used: vat, ")
     assert "vat.toml:1: " in before["pipelines"]
-    assert one == "1 dead job: 1 in mail.shop"
-    assert three == "3 dead jobs: 2 in mail.shop, 1 in invoices.shop"
+    assert re.fullmatch(r"1 dead job: 1 in mail\.shop; the last died \d+ s ago", one)
+    assert three.startswith("3 dead jobs: 2 in mail.shop, 1 in invoices.shop; the last died ")
 
 
 def test_health_and_verify(server):
@@ -306,13 +331,17 @@ def test_dead_letters_are_shown_and_redelivered(start, sink):
 
 
 def test_recurring_jobs_are_listed_with_their_next_runs(server):
-    """Five runs each, in order; the payload of a job is shown."""
+    """Five runs each and those of the next hour, in order; the payload of a job is shown."""
     body = json.dumps({"schedule": "@every 5m", "uri": "rates://shop/refresh"})
     server.request("PUT", "/journal/jobs/recurring/rates", body)
-    (found,) = server.request("GET", "/journal/jobs/recurring").json["recurring"]
+    server.request("PUT", "/journal/jobs/recurring/daily", body.replace("@every 5m", "@daily"))
+    daily, found = server.request("GET", "/journal/jobs/recurring").json["recurring"]
     post(server, "/journal/jobs", {"uri": "mail://shop/1", "payload": "hello", "delay": 60})
     shown = server.request("GET", "/journal/jobs/show?uri=mail://shop/1").json
 
-    assert (found["name"], found["schedule"], len(found["next"])) == ("rates", "@every 5m", 5)
-    assert found["next"] == sorted(found["next"])
+    assert (found["name"], found["schedule"]) == ("rates", "@every 5m")
+    steps = {after - run for run, after in pairwise(found["next"])}
+    assert (len(found["next"]) in {12, 13, 14}, steps) == (True, {300_000_000})
+    assert found["next"][-1] - found["next"][0] >= 55 * 60_000_000
+    assert (daily["name"], len(daily["next"])) == ("daily", 5)
     assert (shown["payload"], shown["max_attempts"]) == ("hello", 25)

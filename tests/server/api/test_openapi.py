@@ -133,7 +133,7 @@ async def routes_of(data_dir):
     service = Service(load({"data_dir": str(data_dir), "journal_port": "0"}, environ={}))
     await service.start()
     try:
-        app = build_app(service)._app
+        app = build_app(service).app
         routes = {(m, r.path) for r in app.routes for m in r.methods}
     finally:
         await service.stop()

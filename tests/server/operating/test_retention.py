@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 
 import pytest
@@ -116,3 +117,37 @@ def test_wrong_rules_are_refused(flags):
     """The server does not start, and says what would be right."""
     with pytest.raises(ConfigError, match=r"it must be (a |PATTERN)"):
         load(flags)
+
+
+def test_a_slow_consumer_under_load_misses_nothing(start, data_dir):
+    """Retention follows it: what it has read goes, what it has not read stays, however much is published."""
+    flags = ["--retention-bytes", "100KiB", "--retention-interval-ms", 100, "--durability", "none"]
+    server = start(*flags, data_dir=data_dir)
+    stop = threading.Event()
+
+    def load():
+        number = 0
+        while not stop.is_set():
+            fill(server, "a", 50, number)
+            number += 50
+
+    feeder = threading.Thread(target=load)
+    feeder.start()
+    read, cuts = [], set()
+    try:
+        with virta.open(data_dir / "log") as log, log.consumer("slow", start="earliest") as slow:
+            for record in slow.read(follow=True, timeout=20):
+                read.append(json.loads(bytes(record.value))["data"]["n"])
+                assert log.first_offset <= record.offset
+                if len(read) % 25 == 0:
+                    slow.commit()
+                    cuts.add(log.first_offset)
+                    time.sleep(0.02)
+                if len(read) >= 400 and len(cuts) > 2:
+                    break
+    finally:
+        stop.set()
+        feeder.join()
+
+    assert read == list(range(len(read)))
+    assert max(cuts) > 0

@@ -435,6 +435,6 @@ def test_the_allowed_rate_is_kept(start, hooks):
 )
 def test_retry_after(text, low, high):
     """Seconds or a date are honoured up to an hour; nonsense is no reason to fail."""
-    assert low <= sinks._wait_s(text) <= high
+    assert low <= sinks.retry_after_s(text) <= high
     date = email.utils.format_datetime(datetime.now(UTC) + timedelta(seconds=100))
-    assert 95 < sinks._wait_s(date) <= 100
+    assert 95 < sinks.retry_after_s(date) <= 100

@@ -43,7 +43,7 @@ exchange = None if _native is None else _native.exchange
 
 
 class Client(BlockingMethods):
-    """A blocking connection; threads that share it need a lock."""
+    """A blocking connection, opened by `connect`; threads that share it need a lock."""
 
     def __init__(
         self,
@@ -53,11 +53,14 @@ class Client(BlockingMethods):
         timeout: float | None = 30.0,
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
+        connect: Callable[
+            [tuple[str, int], float | None], socket.socket
+        ] = socket.create_connection,
     ) -> None:
         self._tls = tls is not None
         self._timeout = timeout
         try:
-            self._socket = socket.create_connection((host, port), timeout)
+            self._socket = connect((host, port), timeout)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if tls is not None:
                 self._socket = tls.wrap_socket(self._socket, server_hostname=host)

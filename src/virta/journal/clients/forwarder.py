@@ -74,8 +74,8 @@ class Forwarder:
         self._port = port
         self._hello = hello
         self._acknowledged = acknowledged
-        # Before the next connection.
-        self._waits = Backoff(RETRY_S_MIN, RETRY_S_MAX if retry_s_max is None else retry_s_max)
+        # Before the next connection; its `attempt` counts those in vain since the last success.
+        self.waits = Backoff(RETRY_S_MIN, RETRY_S_MAX if retry_s_max is None else retry_s_max)
         self._wake = asyncio.Event()
         self._files: dict[str, SpoolFile] = {}
         files.make_directory(directory)
@@ -86,6 +86,10 @@ class Forwarder:
             self._listen(cleanup)
             cleanup.callback(self.forget_files)
             await self._run_until(stop)
+
+    def wake(self) -> None:
+        """Look for records now rather than at the next check."""
+        self._wake.set()
 
     def _listen(self, cleanup: contextlib.ExitStack) -> None:
         """Wake up when something is written, until `cleanup` is closed."""
@@ -134,7 +138,7 @@ class Forwarder:
                     if self._hello is not None:
                         async with asyncio.timeout(ANSWER_S_MAX):
                             await client.request(self._hello)
-                        self._waits.reset()
+                        self.waits.reset()
                     self.connected = True
                     await self._forward(client, stop)
             except (JournalError, OSError) as error:  # the connection, a timeout, or the disk
@@ -144,10 +148,10 @@ class Forwarder:
             for file in self._files.values():
                 file.rewind()
             # New records do not shorten this: it would be a busy loop.
-            wait = self._waits.next()
+            wait = self.waits.next()
             if failure is not None:
                 # A warning once, then information: a forwarder may wait for days.
-                level = logging.WARNING if self._waits.attempt == 1 else logging.INFO
+                level = logging.WARNING if self.waits.attempt == 1 else logging.INFO
                 log.log(level, "journal_forwarder_waits seconds=%.1f %s", wait, failure)
             await _set_within(stop, wait)
 
@@ -157,7 +161,7 @@ class Forwarder:
             self._wake.clear()
             batch = self._pending()
             if not batch:
-                self._clean()
+                self._remove_forwarded_files()
                 self.drained.set()
                 await _set_within(self._wake, CHECK_S)
                 if not client.connected:
@@ -176,7 +180,7 @@ class Forwarder:
                 if not isinstance(reply, BaseException)
             ]
             if outcomes:
-                self._waits.reset()  # the daemon replies
+                self.waits.reset()  # the daemon replies
             for reply in replies:
                 if isinstance(reply, BaseException):
                     raise reply
@@ -236,7 +240,7 @@ class Forwarder:
         finally:
             os.close(descriptor)
 
-    def _clean(self) -> None:
+    def _remove_forwarded_files(self) -> None:
         for name, file in list(self._files.items()):
             if file.remove_if_done(time.time()):
                 file.close()

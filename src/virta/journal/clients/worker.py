@@ -33,7 +33,7 @@ from virta.journal.admin import DELAY_S_MAX
 from virta.journal.clients.aio import AsyncClient
 from virta.journal.jobs.domain import BACK_OFF_S_MAX
 from virta.journal.jobs.failures import TRACEBACK_CHARS_MAX
-from virta.journal.jobs.job import back_off, domain_of
+from virta.journal.jobs.job import domain_of, retry_delay_s
 from virta.journal.protocol import commands
 from virta.journal.protocol.messages import PORT, RETRY_CODES, RefusedError
 
@@ -216,7 +216,7 @@ class Worker:
                     self._client = client
                     await self._compare_clocks(client)
                     self._online.set()
-                    async for _ in self._work(client, stop):
+                    async for _ in self._run_jobs(client, stop):
                         waits.reset()
             except JournalError as error:
                 problem = error.message
@@ -245,7 +245,7 @@ class Worker:
         """Return the daemon's time in Unix seconds."""
         return (commands.own_time() + self._ahead_us) / 1e6
 
-    async def _work(self, client: AsyncClient, stop: asyncio.Event) -> AsyncIterator[None]:
+    async def _run_jobs(self, client: AsyncClient, stop: asyncio.Event) -> AsyncIterator[None]:
         """Request jobs until the connection breaks; yield after each reply."""
         listening = asyncio.create_task(self._listen(client))
         try:
@@ -339,7 +339,9 @@ class Worker:
         """Return the fields of a failure report; the daemon applies the domain's settings."""
         delay = None
         if self._retry_delay is not None:
-            delay = back_off(self._retry_delay, self._retry_delay_max, lease.attempts, lease.key)
+            delay = retry_delay_s(
+                self._retry_delay, self._retry_delay_max, lease.attempts, lease.key
+            )
         last = self._max_attempts is not None and lease.attempts + 1 >= self._max_attempts
         text = _traceback(error)
         return commands.fail(lease.key, _reason(error), delay=delay, traceback=text, dead=last)

@@ -8,11 +8,12 @@ mostly invalid is rebuilt. So pushing one job again a million times costs no mem
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
-from virta.journal.jobs.job import ATTEMPTS_MAX, DELAYED, READY, REMOVED, WORKING, Job
+from virta.journal.jobs.job import ATTEMPTS_MAX, DEAD, DELAYED, READY, REMOVED, WORKING, Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 ATTEMPTS_DEFAULT = 25
 BACK_OFF_S = 1.0
 BACK_OFF_S_MAX = 3600.0
+# The oldest ready job is searched for among so many.
+OLDEST_ITEMS_MAX = 1_000
 HEAP_SLACK = 64  # invalid items a heap may have however few jobs it has
 
 Offer = tuple[int, int, int, "Domain"]  # priority, start and id of its best job
@@ -63,6 +66,7 @@ class Domain:
         "_working",
         "alarm",
         "counts",
+        "last_death",
         "name",
         "offer",
         "on_move",
@@ -75,6 +79,7 @@ class Domain:
         self.prefix = name.replace(b":", b"%3A")  # of sort keys
         self.settings = DEFAULTS
         self.counts = [0] * REMOVED  # jobs by state
+        self.last_death = 0  # µs: when the newest dead job died; 0 if none did
         self.on_move: Callable[[Job], None] | None = None
         self.alarm: int | None = None  # the scheduler's next alarm for this domain
         self.offer: Offer | None = None  # its item in the scheduler's choice
@@ -99,8 +104,8 @@ class Domain:
             WORKING: len(self._working),
         }
 
-    def move(self, job: Job, state: int) -> None:
-        """Change a job's state and put it into the heap of that state."""
+    def move(self, job: Job, state: int) -> bool:
+        """Change a job's state and put it into the heap of that state; return whether it is the next to reserve."""
         if self.on_move is not None:
             self.on_move(job)
         counts, before = self.counts, job.state
@@ -112,7 +117,7 @@ class Domain:
                 )  # usually just reserved: drop its item now, so that `head` need not
         job.state = state
         if state == REMOVED:
-            return
+            return False
         counts[state] += 1
         heap: list[Any]
         if state == READY:
@@ -125,9 +130,10 @@ class Domain:
             heap = self._delayed
             heappush(heap, (job.start, job.id, job))
         else:
-            return
+            return False
         if len(heap) > 2 * counts[state] + HEAP_SLACK:
-            self._clean(heap, state)
+            self._remove_stale_items(heap, state)
+        return state == READY and heap[0][-1] is job
 
     def load(self, job: Job, state: int) -> None:
         """Add a job while restoring: `sort` has to follow, as nothing keeps the heaps in order until then."""
@@ -139,6 +145,12 @@ class Domain:
             self._working.append((job.worked_until, job.lease, job))
         elif state == DELAYED:
             self._delayed.append((job.start, job.id, job))
+        elif state == DEAD:
+            self.note_death(job)
+
+    def note_death(self, job: Job) -> None:
+        """Note when a dead job died."""
+        self.last_death = max(self.last_death, job.worked_until)
 
     def sort(self) -> None:
         """Order the heaps after loading; drop items that a replay added and removed again."""
@@ -149,11 +161,11 @@ class Domain:
         )
         for state, heap in heaps:
             if len(heap) != self.counts[state]:
-                self._clean(heap, state)
+                self._remove_stale_items(heap, state)
             else:
                 heapify(heap)
 
-    def _clean(self, heap: list[Any], state: int) -> None:
+    def _remove_stale_items(self, heap: list[Any], state: int) -> None:
         """Keep one valid item per job: a job that came back to the same place has two equal ones."""
         valid: Callable[..., bool] = (
             self._is_ready
@@ -181,6 +193,12 @@ class Domain:
                 return item[3]
             heappop(ready)
         return None
+
+    def oldest_ready(self, now: int) -> int:
+        """Return how long (µs) the oldest of the first `OLDEST_ITEMS_MAX` ready jobs has been ready, 0 without any."""
+        items = islice(self._ready, OLDEST_ITEMS_MAX)
+        starts = (item[1] for item in items if self._is_ready(*item))
+        return max(now - min(starts, default=now), 0)
 
     def earliest(self) -> int | None:
         """Return the next start or work deadline."""

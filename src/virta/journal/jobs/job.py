@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from virta.backoff import backoff
 from virta.journal.protocol.messages import Details, RefusedError, Value
 
 if TYPE_CHECKING:
@@ -141,11 +142,11 @@ def _host(uri: bytes) -> bytes:
     return host.lower()
 
 
-def back_off(delay: float, longest: float, attempts: int, salt: bytes) -> float:
+def retry_delay_s(delay: float, longest: float, attempts: int, salt: bytes) -> float:
     """
     Return the seconds until the next attempt of a job that failed after `attempts` others.
 
     `delay` doubles with each of them up to `longest`, and is shortened by up to a quarter, chosen by `salt`.
     """
-    pause = min(delay * 2.0 ** min(attempts, 30), max(longest, delay))
-    return pause * (1 - RETRY_JITTER * zlib.crc32(salt) / (1 << 32))
+    fraction = zlib.crc32(salt) / (1 << 32)
+    return backoff(attempts, delay, longest, jitter=RETRY_JITTER, fraction=fraction)

@@ -19,10 +19,10 @@ from virta.journal.jobs.job import (
     WAITING_BEHIND,
     WORKING,
     Job,
-    back_off,
     host_of,
+    retry_delay_s,
 )
-from virta.journal.jobs.table import DIED, DONE, FAILED, HANDED_OUT, LAPSED, PUSHED, JobTable
+from virta.journal.jobs.table import DIED, FAILED, HANDED_OUT, LAPSED, PUSHED, JobTable
 from virta.journal.protocol.messages import RefusedError, Value
 from virta.journal.protocol.rules import TIME_US_MAX
 from virta.journal.replication.merge import bounded, covering, join, order
@@ -72,8 +72,9 @@ class Jobs(JobTable):
             or not self._wins_tie(job, timestamp, (priority, start, payload))
         ):
             return False
-        died = job if job is not None and job.state == DEAD else None
-        if died is not None:
+        died = None
+        if job is not None and job.state == DEAD:
+            died = job
             self._drop_dead(died)
             job = self._jobs.get(uri)
         if job is None or job.state == WORKING:
@@ -81,7 +82,7 @@ class Jobs(JobTable):
                 raise RefusedError("out-of-memory", f"the limit is {self.jobs_max} jobs")
             place = self.scheduler.domain(name)
             number = self._new_id()
-            job = Job(uri, place, number, priority, start, timestamp, timestamp, payload)
+            job = Job(uri, place, number, priority, start, timestamp, timestamp, payload, persist)
             self._insert(job)
             self._by_id[number] = job
             if died is not None and (died.revision or died.replaced):
@@ -91,9 +92,9 @@ class Jobs(JobTable):
                 start = min(job.start, start)
             self._renew(job, name, timestamp, now)
             job.priority, job.start, job.payload = priority, start, payload
+            job.persist = persist
         if persist or job.logged:
-            self._changed(uri)
-        job.persist = persist
+            self._log_later(uri)
         self._schedule(job, now)
         if not tied:
             self.totals[PUSHED] += 1
@@ -123,7 +124,7 @@ class Jobs(JobTable):
         while len(reserved) < count and (job := self.scheduler.head(domain)) is not None:
             reserved.append(job)
             if remove:
-                self.totals[DONE] += 1
+                self._count_done(job)
                 self._finish(job, now)
             else:
                 seconds = job.domain.settings.deadline
@@ -147,7 +148,7 @@ class Jobs(JobTable):
 
     def done(self, job: Job, now: int) -> None:
         """Finish a job whose work is done or no longer wanted."""
-        self.totals[DONE] += 1
+        self._count_done(job)
         self._finish(job, now)
 
     def cancel(self, uri: bytes, now: int) -> bool:
@@ -184,7 +185,9 @@ class Jobs(JobTable):
         wait = delay
         if wait is None:
             settings, salt = job.domain.settings, b"%x %s" % (job.lease, job.uri)
-            pause = back_off(settings.retry_delay, settings.retry_delay_max, job.attempts, salt)
+            pause = retry_delay_s(
+                settings.retry_delay, settings.retry_delay_max, job.attempts, salt
+            )
             wait = int(pause * 1_000_000)
         self._end_attempt(job, reason, now, start=now + wait if wait else None, dead=dead)
 
@@ -213,7 +216,7 @@ class Jobs(JobTable):
         self._schedule(job, now)
         self.replication.job_changed(job, now)
         if job.persist:
-            self._changed(job.uri)
+            self._log_later(job.uri)
 
     def bury(self, job: Job, reason: str, now: int) -> None:
         """Move a job to the dead letters, where it stays until requeued or dropped."""
@@ -224,8 +227,9 @@ class Jobs(JobTable):
             job.domain.move(job, DEAD)
         job.reason = reason
         job.worked_until = now
+        job.domain.note_death(job)
         if job.persist or job.logged:
-            self._changed(job.uri)
+            self._log_later(job.uri)
 
     def requeue(self, job: Job, now: int) -> None:
         """Move a dead job back to work, with all its attempts again."""
@@ -236,7 +240,7 @@ class Jobs(JobTable):
         self._schedule(job, now)
         self.replication.job_changed(job, now)
         if job.persist or job.logged:
-            self._changed(job.uri)
+            self._log_later(job.uri)
 
     def drop(self, job: Job, now: int) -> None:
         """Remove a job from the dead letters for good."""
@@ -271,7 +275,7 @@ class Jobs(JobTable):
         if newest is not None:
             newest.replaced = covered
         if known.finished > before or news or learnt or any(j.persist or j.logged for j in lost):
-            self._changed(uri)
+            self._log_later(uri)
         if known.finished > max(before, finished):
             self.replication.uri_changed(uri)  # no other daemon may have concluded that it is over
         for state in states:
@@ -291,7 +295,7 @@ class Jobs(JobTable):
             if job.timestamp <= timestamp:
                 self._discard(job)
                 if job.persist or job.logged:
-                    self._changed(uri)
+                    self._log_later(uri)
 
     def _reschedule(self, uri: bytes, now: int) -> None:
         """Make a job wait behind an older one exactly while that is worked on."""
@@ -317,7 +321,7 @@ class Jobs(JobTable):
                 self._schedule(job, now)
                 self.replication.job_changed(job, now)
                 if job.persist or job.logged:
-                    self._changed(job.uri)
+                    self._log_later(job.uri)
         self.finished.shift(step)
 
     def tick(self, now: int) -> None:
@@ -371,14 +375,16 @@ class Jobs(JobTable):
         self._by_id[lease] = job
         job.lease = lease
         job.worked_until = until
-        job.domain.move(job, WORKING)
-        self.scheduler.arm(job.domain, until)
+        place = job.domain
+        place.move(job, WORKING)
+        if place.alarm is None or until < place.alarm:
+            self.scheduler.arm(place, until)
         if job.persist and self.leases is not None:
             self.leases.put(job)
         if job.replaced:  # commands older than one that is worked on are over
             self.finished.remember(job.uri, max(job.replaced), now)
             job.replaced = None
-            self._changed(job.uri)
+            self._log_later(job.uri)
         self.replication.job_changed(job, now)
 
     def _set_deadline(self, job: Job, until: int, now: int) -> None:
@@ -414,7 +420,7 @@ class Jobs(JobTable):
         job.attempts = min(job.attempts + 1, ATTEMPTS_MAX)
         job.reason = add_failure(job.reason, reason, job.attempts, ended)
         if job.persist:
-            self._changed(job.uri)
+            self._log_later(job.uri)
         limit = job.domain.settings.max_attempts
         if dead or (limit and job.attempts >= limit):
             self.totals[DIED] += 1
@@ -433,7 +439,7 @@ class Jobs(JobTable):
         self._wait_again(job, now)
         self.replication.job_changed(job, now)
         if job.logged:  # a snapshot may have it as worked on
-            self._changed(job.uri)
+            self._log_later(job.uri)
 
     def _reset_start(self, job: Job, now: int) -> None:
         """
@@ -461,16 +467,17 @@ class Jobs(JobTable):
             self._schedule(newest, now)
         self.replication.job_changed(job)
         if job.persist or job.logged:
-            self._changed(uri)
+            self._log_later(uri)
         if older is not None:
             self._finish(older, now)
 
     def _discard(self, job: Job) -> None:
         """Remove a job, and its domain if that is no longer needed."""
         self._remove(job)
-        self.scheduler.sweep(job.domain)
+        if not any(job.domain.counts):
+            self.scheduler.sweep(job.domain)
 
     def _drop_dead(self, job: Job) -> None:
         self._discard(job)
         if job.persist or job.logged:
-            self._changed(job.uri)
+            self._log_later(job.uri)

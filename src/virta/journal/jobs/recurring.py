@@ -101,9 +101,11 @@ class CronSchedule:
     def _search(self, start: datetime, step: int, days: int) -> int | None:
         """Return the first time from `start` on, forwards (1) or backwards (-1), within so many days."""
         day = start.replace(hour=0, minute=0)
-        for _ in range(days):
+        for number in range(days):
             if self._on(day):
                 for hour in sorted(self._hours)[::step]:
+                    if number == 0 and hour * step < start.hour * step:
+                        continue  # before the start
                     for minute in sorted(self._minutes)[::step]:
                         found = day.replace(hour=hour, minute=minute)
                         if found == start or (found > start) == (step > 0):

@@ -51,6 +51,8 @@ TOTAL_NAMES = ("pushed", "handed_out", "done", "failed", "lapsed", "died")
 # The oldest ready job is searched for among this many jobs, and the first jobs of this many domains.
 OLDEST_JOBS_MAX = 10_000
 OLDEST_DOMAINS_MAX = 1_000
+# Domains whose finished jobs are counted: the first ones that had any.
+DOMAINS_COUNTED_MAX = 10_000
 _ID_DIGITS = 16
 
 
@@ -60,6 +62,10 @@ class FinishedCommands:
     def __init__(self) -> None:
         self.commands: dict[bytes, int] = {}
         self._order: deque[tuple[int, bytes, int]] = deque()
+
+    def __len__(self) -> int:
+        """Return how many are remembered, including those replaced by a newer one of the same uri."""
+        return len(self._order)
 
     def last(self, uri: bytes) -> int:
         """Return the timestamp of the last finished command, -1 if none is known."""
@@ -104,6 +110,9 @@ class JobTable:
         # There are changes to log, and the reply to the last one has to wait for that.
         self.wants_log = False
         self.totals = [0] * len(TOTAL_NAMES)
+        self.done_in: dict[
+            bytes, int
+        ] = {}  # jobs done, by domain; a domain without jobs is not kept elsewhere
         self._jobs: dict[bytes, Job] = {}
         self._older = 0  # jobs that are the `older` of another
         self._by_id: dict[int, Job] = {}
@@ -205,6 +214,12 @@ class JobTable:
         places = self.domains.values()
         return [sum(place.counts[state] for place in places) for state in range(DEAD + 1)]
 
+    def _count_done(self, job: Job) -> None:
+        self.totals[DONE] += 1
+        name, counts = job.domain.name, self.done_in
+        if name in counts or len(counts) < DOMAINS_COUNTED_MAX:
+            counts[name] = counts.get(name, 0) + 1
+
     def oldest_ready(self, now: int) -> int:
         """
         Return how long (µs) the oldest ready job has been ready, 0 if there is none.
@@ -234,22 +249,21 @@ class JobTable:
 
     # Log, snapshot and copies.
 
-    def changes(self) -> list[tuple[bytes, int, list[Job]]]:
+    def changes(self) -> list[tuple[bytes, int, tuple[Job, ...]]]:
         """Return per changed uri the last finished command (-1: none) and the jobs to keep."""
-        changes: list[tuple[bytes, int, list[Job]]] = []
-        jobs, finished = self._jobs, self.finished.commands
+        jobs, finished = self._jobs.get, self.finished.commands.get
+        changes: list[tuple[bytes, int, tuple[Job, ...]]] = []
         for uri in self._unlogged:
-            kept: list[Job] = []
-            if (job := jobs.get(uri)) is not None:
-                older = job.older
-                if older is not None:
-                    older.logged = older.persist
-                    if older.persist:
-                        kept.append(older)
+            kept: tuple[Job, ...] = ()
+            if (job := jobs(uri)) is not None:
                 job.logged = job.persist
                 if job.persist:
-                    kept.append(job)
-            changes.append((uri, finished.get(uri, -1), kept))
+                    kept = (job,)
+                if (older := job.older) is not None:
+                    older.logged = older.persist
+                    if older.persist:
+                        kept = (older, *kept)
+            changes.append((uri, finished(uri, -1), kept))
         return changes
 
     def drained(self) -> None:
@@ -338,9 +352,8 @@ class JobTable:
 
     def _insert(self, job: Job) -> None:
         """Add a job under its uri: before a newer one, or after one that is worked on."""
-        other = self._jobs.get(job.uri)
-        if other is None:
-            self._jobs[job.uri] = job
+        other = self._jobs.setdefault(job.uri, job)
+        if other is job:
             return
         self._older += 1
         if job.lease:
@@ -406,6 +419,7 @@ class JobTable:
         self._insert(job)
         if job.worked_until and not job.lease:
             job.domain.move(job, DEAD)
+            job.domain.note_death(job)
         elif job.lease:
             other = self._by_id.get(job.lease)
             if other is not None and other.lease:
@@ -430,7 +444,7 @@ class JobTable:
         self._schedule(job, now)
         self.replication.job_changed(job, job.revision + 1)
         if job.persist:
-            self._changed(job.uri)
+            self._log_later(job.uri)
 
     def _unschedule(self, job: Job, domain: bytes) -> None:
         """Remove a waiting job from its heap before its rank or its domain changes."""
@@ -446,12 +460,12 @@ class JobTable:
         if job.older is not None:
             place.move(job, WAITING_BEHIND)
         elif job.start <= now:
-            place.move(job, READY)
-            self.scheduler.offer(place, job)
+            if place.move(job, READY):  # the offer is no worse than the first one
+                self.scheduler.offer(place, job)
         else:
             place.move(job, DELAYED)
             self.scheduler.arm(place, job.start)
 
-    def _changed(self, uri: bytes) -> None:
+    def _log_later(self, uri: bytes) -> None:
         self._unlogged[uri] = None
         self.wants_log = True

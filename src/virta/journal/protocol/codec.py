@@ -35,7 +35,6 @@ from virta.errors import JournalError
 from virta.journal.protocol.messages import (
     COUNT,
     KEY16,
-    KEY_BYTES_MAX,
     PERSIST,
     PERSIST_ALIAS,
     QUERY_RANGE,
@@ -52,17 +51,16 @@ from virta.journal.protocol.messages import (
     WIDTH_SHIFT,
     Details,
     Pair,
-    RefusedError,
     Reply,
     Request,
     Type,
     Value,
 )
-from virta.journal.protocol.rules import check_numbers
+from virta.journal.protocol.rules import check_limits
 
 native_codec = native.load("virta.journal._native")
 if native_codec is not None:
-    native_codec.set_types(Request, Reply, Pair, Value, Details)
+    native_codec.set_types(Request, Reply, Pair, Value, Details, astuple)
 
 
 class WireError(JournalError):
@@ -108,11 +106,7 @@ def encode_request(request: Request) -> bytes:
 
 
 def encode_request_plain(request: Request) -> bytes:
-    if max(len(request.key), len(request.key2)) > KEY_BYTES_MAX:
-        raise RefusedError("too-large", f"a key has at most {KEY_BYTES_MAX} bytes")
-    if request.value is not None and len(request.value.data) > VALUE_DATA_BYTES_MAX:
-        raise RefusedError("too-large", f"a value has at most {VALUE_DATA_BYTES_MAX} bytes")
-    check_numbers(request)
+    check_limits(request)
     flags = request.flags | request.query << QUERY_SHIFT
     parts = [b""]
     if request.timeout is not None:

@@ -78,8 +78,12 @@ RULES: dict[int, Rule] = {
 }
 
 
-def check_numbers(request: Request) -> None:
-    """Refuse numbers that do not fit a message."""
+def check_limits(request: Request) -> None:
+    """Refuse what does not fit a message; a request that was decoded from one does."""
+    if len(request.key) > KEY_BYTES_MAX or len(request.key2) > KEY_BYTES_MAX:
+        raise RefusedError("too-large", f"a key has at most {KEY_BYTES_MAX} bytes")
+    if request.value is not None and len(request.value.data) > VALUE_DATA_BYTES_MAX:
+        raise RefusedError("too-large", f"a value has at most {VALUE_DATA_BYTES_MAX} bytes")
     timeout, ttl, count = request.timeout, request.ttl, request.count
     if (
         (timeout is not None and not 0 <= timeout <= TIME_US_MAX)
@@ -94,7 +98,7 @@ def check_numbers(request: Request) -> None:
 
 
 def check(request: Request, latest: int) -> None:
-    """Refuse what the function does not know, and timestamps after `latest`."""
+    """Refuse what the function does not know, and timestamps after `latest`; `check_limits` is for the rest."""
     rule = RULES.get(request.function)
     if rule is None:
         raise RefusedError("unknown-function")
@@ -114,13 +118,8 @@ def check(request: Request, latest: int) -> None:
         raise RefusedError("bad-query", "the count of two keys is 0")
     if rule.key and not request.key and not (request.function == GET and query == QUERY_RANGE):
         raise RefusedError("key-missing")
-    if value is None:
-        if rule.value:
-            raise RefusedError("value-missing")
-    elif len(value.data) > VALUE_DATA_BYTES_MAX:
-        raise RefusedError("too-large", f"a value has at most {VALUE_DATA_BYTES_MAX} bytes")
-    if len(request.key) > KEY_BYTES_MAX or len(request.key2) > KEY_BYTES_MAX:
-        raise RefusedError("too-large", f"a key has at most {KEY_BYTES_MAX} bytes")
+    if value is None and rule.value:
+        raise RefusedError("value-missing")
     if request.timestamp > latest:
         ahead = (request.timestamp - latest + CLOCK_SKEW_US_MAX) // 1_000_000
         raise RefusedError("clock-skew", f"the timestamp is {ahead} s ahead of this daemon")

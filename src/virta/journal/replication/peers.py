@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import re
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,6 +29,7 @@ from virta.journal.protocol import commands
 from virta.journal.protocol.codec import RequestParser, encode_request
 from virta.journal.protocol.messages import PERSIST, Function, Request
 from virta.journal.replication.apply import PEER_PREFIX, PULL_PREFIX
+from virta.journal.replication.interface import PeerLinks, Ticket
 from virta.journal.sessions import Session
 
 if TYPE_CHECKING:
@@ -77,33 +77,6 @@ class Peer(NamedTuple):
         return cls(name, host, int(port))
 
 
-class Ticket:
-    """A batch of changes on its way: how many peers have all of it, and callbacks for that."""
-
-    def __init__(self) -> None:
-        self._copies = 0
-        self._waiting: list[tuple[int, Callable[[], None]]] = []
-
-    def arrived(self) -> None:
-        """Count one more peer that has everything, and call who waits for that."""
-        self._copies += 1
-        ready = [callback for copies, callback in self._waiting if copies <= self._copies]
-        self._waiting = [item for item in self._waiting if item[0] > self._copies]
-        for callback in ready:
-            callback()
-
-    def when(self, copies: int, callback: Callable[[], None]) -> None:
-        if copies <= self._copies:
-            callback()
-        else:
-            self._waiting.append((copies, callback))
-
-    def forget(self, callback: Callable[[], None]) -> int:
-        """Drop a callback after its timeout; return how many peers have the batch."""
-        self._waiting = [item for item in self._waiting if item[1] is not callback]
-        return self._copies
-
-
 class Link:
     """The changes that one peer has yet to acknowledge."""
 
@@ -145,13 +118,7 @@ class Link:
         """Replace the spool of a peer that was away for too long by a request to pull."""
         log.warning("peer_away name=%s bytes=%d", self.peer.name, self._bytes)
         directory = self._spool.directory
-        temporary = directory / "pull.tmp"
-        with open(temporary, "wb", opener=files.open_file) as file:
-            file.write(encode_record(self._pull))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(directory / PULL_FILE)
-        files.sync_directory(directory)
+        files.write_whole(directory / PULL_FILE, encode_record(self._pull))
         for path in self.files():
             if path.name != PULL_FILE:
                 path.unlink()
@@ -173,13 +140,15 @@ class Link:
         self._spool.close()
 
 
-class Peers:
+class Peers(PeerLinks):
     """
     Args:
         name: this daemon's, unique among all; the order of `peers` and `name` in `order` makes the primary.
         copies: daemons, this one included, that have a persist SET or PUSH before it is acknowledged.
         copies_timeout: seconds after which `no-copies` is the answer instead.
     """
+
+    spools = True
 
     def __init__(
         self,
@@ -213,9 +182,9 @@ class Peers:
                     f"the daemon's name {odd!r} is not of letters, digits, '.', '_' and '-'",
                     code="bad-peer",
                 )
+        super().__init__()
         self.copies = copies
         self.copies_timeout = copies_timeout
-        self.backlog = Ticket()  # what a process before this one left in the spools
         # Before the journal is restored, so that its own ids are known from those of others.
         engine.jobs.use_range(zlib.crc32(name.encode()) % NAME_RANGES)
         engine.primary = False  # the primary does this; it must not happen twice
@@ -232,11 +201,7 @@ class Peers:
         self._helpers: list[asyncio.Task[None]] = []
 
     async def start(self, applied: Callable[[], None]) -> None:
-        """
-        Pull what the peers have, then send them what they miss, for as long as this runs.
-
-        `applied` is called whenever something was pulled, so that it is kept before more is.
-        """
+        """Pull what the peers have, then send them what they miss, for as long as this runs."""
         self._applied = applied
         self._engine.peer_requests.pull = self._pull_again
         for peer in self._peers:
@@ -254,6 +219,7 @@ class Peers:
             self._helpers.append(asyncio.create_task(self._drained(link)))
         self._choose_primary()
         self._tasks.append(asyncio.create_task(self._watch()))
+        applied()
 
     async def _drained(self, link: Link) -> None:
         await link.forwarder.drained.wait()
@@ -277,7 +243,6 @@ class Peers:
             link.close()
 
     def replicate(self, requests: list[Request]) -> Ticket:
-        """Keep changes for every peer; what must survive is on disk when this returns."""
         ticket = Ticket()
         messages = [encode_request(request) for request in requests]
         sync = any(r.flags & PERSIST or r.function == Function.DELETE for r in requests)

@@ -18,7 +18,9 @@ from virta.errors import JournalError, LogError, LogWriteError
 from virta.journal.engine import JournalEngine
 from virta.journal.jobs.lifecycle import Jobs
 from virta.journal.jobs.table import JOBS_MAX
+from virta.journal.protocol import rules
 from virta.journal.protocol.messages import OVERWRITE, PERSIST, TOUCH, Function, Reply, Request
+from virta.journal.replication.interface import PeerLinks
 from virta.journal.sessions import Session
 from virta.journal.storage import records as images
 from virta.journal.storage.directory import Durability, Persistence
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from virta.journal.replication.peers import Peers, Ticket
+    from virta.journal.replication.interface import Ticket
 
     Respond = Callable[[list[Reply]], None]
 
@@ -69,6 +71,7 @@ class CommitLoop:
         directory: Path | None = None,
         *,
         clock: Callable[[], int] = now_us,
+        steady: Callable[[], float] = time.monotonic,
         durability: Durability = "fsync",
         memory_bytes_max: int = MEMORY_BYTES_MAX,
         jobs_max: int = JOBS_MAX,
@@ -87,7 +90,8 @@ class CommitLoop:
         self.after_batch: set[Callable[[], None]] = (
             set()
         )  # called once, after the replies of a batch
-        self.peers: Peers | None = None  # set before `start`, for copies on other daemons
+        self.peers = PeerLinks()  # set before `start`, for copies on other daemons
+        self._steady = steady
         self._inline_s_max = inline_s_max
         self._group: GroupCommit[PendingReplies, list[images.Record], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -130,9 +134,7 @@ class CommitLoop:
                 len(self.engine.store),
                 time.perf_counter() - began,
             )
-        if self.peers is not None:
-            await self.peers.start(self._group.schedule)
-            self._group.schedule()
+        await self.peers.start(self._group.schedule)
         self._arm(self.engine.next_event())
 
     async def stop(self) -> None:
@@ -144,8 +146,7 @@ class CommitLoop:
         if self._timer is not None:
             self._timer.cancel()
         await self._group.drained()
-        if self.peers is not None:
-            await self.peers.stop()
+        await self.peers.stop()
         if self.rotation is not None:
             # Not cancelled: its thread would go on, and remove files that the snapshot below needs.
             await asyncio.wait({self.rotation})
@@ -199,7 +200,18 @@ class CommitLoop:
         copied: list[Reply] = []  # and for copies on other daemons
         try:
             for request in requests:
-                self._handle(request, session, now, (replies, waiting, copied))
+                reply = None
+                if self._refusing or session.check is not None:
+                    reply = self._refusal_of(request, session, now)
+                if reply is None:
+                    reply = self.engine.carry_out(request, session, now)
+                    if self._waits(request, reply, now):
+                        if self.peers.copies > 1 and _is_copied(request, reply, session):
+                            copied.append(reply)
+                        else:
+                            waiting.append(reply)
+                        continue
+                replies.append(reply)
         finally:
             if replies:
                 respond(replies)
@@ -216,7 +228,13 @@ class CommitLoop:
                     group.schedule()
 
     async def submit(self, request: Request, session: Session | None = None) -> Reply:
-        """Carry out one request; return its reply once its effect is durable enough."""
+        """
+        Carry out one request; return its reply once its effect is durable enough.
+
+        Raises:
+            RefusedError: it would not fit a message.
+        """
+        rules.check_limits(request)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         def respond(replies: list[Reply]) -> None:
@@ -226,50 +244,34 @@ class CommitLoop:
         self.handle_all([request], session or Session(), respond)
         return await future
 
-    def _handle(
-        self, request: Request, session: Session, now: int, to: tuple[list[Reply], ...]
-    ) -> None:
-        """Carry out a request; append its reply to the list of those that wait for nothing, the disk, or copies."""
-        replies, waiting, copied = to
-        function = request.function
+    def _refusal_of(self, request: Request, session: Session, now: int) -> Reply | None:
+        """Return the reply to a request that is not carried out: it is not allowed, or the disk fails."""
         if session.check is not None and (refused := session.check(request)) is not None:
-            replies.append(Reply(request.identifier, 0, now, error=refused.message))
-            return
+            return Reply(request.identifier, 0, now, error=refused.message)
         if self._refusing and (
-            self._closing or ((request.flags & PERSIST or function in _DURABLE) and self._refuses())
+            self._closing
+            or ((request.flags & PERSIST or request.function in _DURABLE) and self._refuses())
         ):
             error = "shutting-down" if self._stopping else self._refusal
-            replies.append(Reply(request.identifier, 0, now, error=error))
-            return
-        reply = self.engine.handle(request, session, now)
-        peers = self.peers
+            return Reply(request.identifier, 0, now, error=error)
+        return None
+
+    def _waits(self, request: Request, reply: Reply, now: int) -> bool:
+        """Return whether a reply has to wait for the log; note whether the request needs a batch."""
+        function = request.function
         if function in _READING and not (function == _NEXT and request.flags & OVERWRITE):
-            replies.append(reply)
-            if peers is not None or not self._can_wait(request, reply, now):
+            if self.peers.spools or not self._can_wait(request, reply, now):
                 self._due = True
-            return
+            return False
         self._due = True
-        # With peers every change waits, until it is in their spools.
-        if reply.error or not (peers is not None or self._must_wait(reply, function)):
-            replies.append(reply)
-        elif peers is not None and self._wants_copies(request, reply, session):
-            copied.append(reply)
-        else:
-            waiting.append(reply)
+        if reply.error:
+            return False
+        return self.peers.spools or self._must_wait(reply, function)
 
     def _refuses(self) -> bool:
         if self._stopping or self.failure is not None:
             return True
-        return self._retry_at != 0 and time.monotonic() < self._retry_at
-
-    def _wants_copies(self, request: Request, reply: Reply, session: Session) -> bool:
-        return (
-            self.peers is not None
-            and self.peers.copies > 1
-            and request.function in (Function.SET, Function.PUSH)
-            and bool(reply.flags & PERSIST)
-            and session.peer is None
-        )
+        return self._retry_at != 0 and self._steady() < self._retry_at
 
     def _can_wait(self, request: Request, reply: Reply, now: int) -> bool:
         """Return whether the timer is early enough for what a request may have left to do."""
@@ -296,7 +298,7 @@ class CommitLoop:
         """Return the records of everything that changed, also by time alone."""
         now, self._now = self._now or self.engine.now(), 0
         self._event = self.engine.tick(now)
-        if self.peers is not None and (outgoing := self.engine.replication.take(now)):
+        if outgoing := self.engine.replication.take(now):
             try:
                 self._ticket = self.peers.replicate(outgoing)
             except (OSError, JournalError) as error:
@@ -338,14 +340,14 @@ class CommitLoop:
         self._refusing = True
         self._refusal = f"disk: {error.message[:REASON_CHARS_MAX]}"
         if isinstance(error, LogWriteError):
-            self._retry_at = time.monotonic() + RETRY_AFTER_WRITE_ERROR_S
+            self._retry_at = self._steady() + RETRY_AFTER_WRITE_ERROR_S
 
     def _send_replies(self, item: PendingReplies, error: LogError | None) -> None:
         respond, replies, copied = item
         if error is not None:
             now, reason = self.engine.clock(), self._refusal
             respond([Reply(reply.identifier, 0, now, error=reason) for reply in replies])
-        elif copied and self.peers is not None:
+        elif copied:
             self._await_copies(self._ticket or self.peers.backlog, respond, replies[0])
         else:
             respond(replies)
@@ -365,7 +367,6 @@ class CommitLoop:
     def _await_copies(self, ticket: Ticket, respond: Respond, reply: Reply) -> None:
         """Respond when enough daemons have the change, or with `no-copies` after the timeout."""
         assert self._loop is not None
-        assert self.peers is not None
         wanted = self.peers.copies
         timeout = self.peers.copies_timeout
 
@@ -443,3 +444,12 @@ class CommitLoop:
             persistence.abandon_rotation()
         finally:
             self.rotation = None
+
+
+def _is_copied(request: Request, reply: Reply, session: Session) -> bool:
+    """Return whether a change is one that enough daemons must have before it is acknowledged."""
+    return (
+        request.function in (Function.SET, Function.PUSH)
+        and bool(reply.flags & PERSIST)
+        and session.peer is None
+    )

@@ -24,7 +24,7 @@ from virta.journal.admin import CRON_PREFIX, DOMAIN_PREFIX, NESTED
 from virta.journal.protocol import commands, problems
 from virta.journal.protocol.commands import Command, DetailedValue, Next
 from virta.journal.protocol.messages import RefusedError, Type, Value
-from virta.journal.protocol.rules import check_numbers
+from virta.journal.protocol.rules import check_limits
 from virta.journal.serving import bodies
 from virta.journal.serving.bodies import shown, shown_name
 from virta.journal.sessions import Session
@@ -116,12 +116,12 @@ class Handler:
                 return _json_response(await self._next(given, disconnected or asyncio.Event()))
             return await self._route(method, path, arguments, body, content_type)
         except RefusedError as refused:
-            return _problem(refused, path)
+            return _refusal_response(refused, path)
         except (ValueError, msgspec.ValidationError, msgspec.DecodeError) as error:
-            return _problem(RefusedError("bad-request", str(error)[:300]), path)
+            return _refusal_response(RefusedError("bad-request", str(error)[:300]), path)
         except RecursionError:
             # How deeply nested JSON can be read or written depends on the depth of the call stack.
-            return _problem(RefusedError("bad-request", NESTED), path)
+            return _refusal_response(RefusedError("bad-request", NESTED), path)
 
     async def _route(
         self, method: str, path: str, arguments: dict[str, str], body: bytes, content_type: str
@@ -211,7 +211,7 @@ class Handler:
     async def _add(self, key: bytes, amount: float) -> Any:
         """Add to a number that is persistent by default; ADD alone creates one in memory only."""
         zero, add = commands.set_(key, type(amount)(0), overwrite=False), commands.add(key, amount)
-        check_numbers(add.request)
+        check_limits(add.request)
         # Submitted together: a DELETE between the two would leave a number in memory only.
         _, reply = await asyncio.gather(
             *(self._node.submit(command.request, self._session) for command in (zero, add))
@@ -367,7 +367,6 @@ class Handler:
     # The engine.
 
     async def _call(self, command: Command[Any], session: Session | None = None) -> Any:
-        check_numbers(command.request)
         reply = await self._node.submit(command.request, session or self._session)
         return command.result(reply)
 
@@ -423,7 +422,7 @@ def _json_response(content: Any, status: int = 200) -> Response:
     return Response(status, msgspec.json.encode(content))
 
 
-def _problem(refused: RefusedError, path: str) -> Response:
+def _refusal_response(refused: RefusedError, path: str) -> Response:
     status = STATUS.get(refused.code, 400)
     message = refused.message
     if message == refused.code:

@@ -39,8 +39,11 @@ if TYPE_CHECKING:
     from virta.log import Log
 
 Durability = Literal["none", "interval", "group", "fsync"]
-# Replaying is about ten times slower than loading a snapshot: keep it to half a second of start.
+# Replaying is about ten times slower than loading a snapshot: keep it to half a second of start, or to a part
+# of what loading takes anyway. A part that is too small writes the same jobs and finished commands again and again.
 ROTATE_RECORDS_MIN = 100_000
+ENTRIES_PER_RECORD = 2
+FINISHED_PER_RECORD = 4
 ROTATE_BYTES_MIN = 32 * 1024 * 1024
 ID_BLOCK = 1 << 20
 FREEZE_ENTRIES_MIN = 50_000
@@ -156,20 +159,25 @@ class Persistence:
             LogError: they may or may not be on disk; nothing must be acknowledged any more.
         """
         assert self._log is not None
-        begin = size = total = 0
-        for at, (_, _, image) in enumerate(records):
-            if size + len(image) > BATCH_BYTES_MAX and at > begin:
-                self._log.append_many(records[begin:at], durability="none")
-                begin, size = at, 0
-            size += len(image)
-            total += len(image)
-        batch = records[begin:] if begin else records
+        total = sum([len(image) for _, _, image in records])
+        batch = records if total <= BATCH_BYTES_MAX else self._append_all_but_last(records)
         if len(batch) == 1:
             self._log.append(*batch[0], durability=self.durability)
         elif batch:
             self._log.append_many(batch, durability=self.durability)
         self._records += len(records)
         self._bytes += total
+
+    def _append_all_but_last(self, records: list[images.Record]) -> list[images.Record]:
+        """Append batches of BATCH_BYTES_MAX without a sync; return the last one."""
+        assert self._log is not None
+        begin = size = 0
+        for at, (_, _, image) in enumerate(records):
+            if size + len(image) > BATCH_BYTES_MAX and at > begin:
+                self._log.append_many(records[begin:at], durability="none")
+                begin, size = at, 0
+            size += len(image)
+        return records[begin:]
 
     def committed(self) -> None:
         """Free the leases whose end is durable now, note the clock; not while another thread commits."""
@@ -205,9 +213,10 @@ class Persistence:
         return self._records > ROTATE_RECORDS_MIN or self._bytes > ROTATE_BYTES_MIN
 
     def wants_rotation(self, engine: JournalEngine) -> bool:
-        live = len(engine.jobs) + len(engine.store)
+        live = (len(engine.jobs) + len(engine.store)) // ENTRIES_PER_RECORD
+        finished = len(engine.jobs.finished) // FINISHED_PER_RECORD
         return self._rotation is None and (
-            self._records > max(ROTATE_RECORDS_MIN, live // 2)
+            self._records > max(ROTATE_RECORDS_MIN, live, finished)
             or self._bytes > max(ROTATE_BYTES_MIN, self._snapshot_bytes)
         )
 
@@ -238,8 +247,7 @@ class Persistence:
     def finish_rotation(self) -> None:
         """Sync and publish the snapshot, and remove everything before it. May block."""
         temporary = self._path("tmp")
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        files.sync_file(temporary)
         self._snapshot_bytes = temporary.stat().st_size
         publish(temporary, self._path("snap"))
         self._remove_before(self._generation)

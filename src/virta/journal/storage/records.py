@@ -89,9 +89,14 @@ def drain(engine: JournalEngine, now: int) -> list[Record]:
     """Return the images to log, in the order of the log."""
     records: list[Record] = []
     if engine.jobs.wants_log:
-        for uri, finished, kept in engine.jobs.changes():
-            image = _encode((uri, finished, now, list(map(job_fields, kept))))
-            records.append(("job", uri[:KEY_BYTES_MAX], image))
+        records = [
+            (
+                "job",
+                uri[:KEY_BYTES_MAX],
+                _encode((uri, finished, now, list(map(job_fields, kept)))),
+            )
+            for uri, finished, kept in engine.jobs.changes()
+        ]
         engine.jobs.drained()
     if not engine.store.unlogged:
         return records

@@ -168,7 +168,7 @@ class EntryTable:
     def _overhead(self, key: bytes) -> int:
         return len(key) + ENTRY_OVERHEAD_BYTES
 
-    def _changed(self, entry: ValueEntry) -> None:
+    def _mark_dirty(self, entry: ValueEntry) -> None:
         self._dirty[entry] = None
         self.wants_log |= entry.persist or entry.logged
 
@@ -194,7 +194,7 @@ class EntryTable:
         self._entries[key] = entry
         self.keys.add(key)
         self.memory_bytes += len(key)
-        self._changed(entry)
+        self._mark_dirty(entry)
 
     def _detach(self, key: bytes) -> None:
         """Remove a key from its entry; an entry without keys is forgotten."""
@@ -215,7 +215,7 @@ class EntryTable:
             self._removed[key] = None
             self.wants_log = True
         if entry.keys:
-            self._changed(entry)
+            self._mark_dirty(entry)
             return
         self._set_data(entry, Value(0, b""))
         self._resident.pop(entry, None)
@@ -238,7 +238,7 @@ class EntryTable:
         self._entries[key] = entry
         self.memory_bytes += self._overhead(key)
         self._tombstones.append((now, entry))
-        self._changed(entry)
+        self._mark_dirty(entry)
 
     def _expire(self, entry: ValueEntry, now: int) -> None:
         """

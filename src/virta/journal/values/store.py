@@ -80,7 +80,7 @@ class Store(EntryTable):
         entry.ttl = ttl
         self._set_data(entry, value)
         self._set_expiry(entry, expires)
-        self._changed(entry)
+        self._mark_dirty(entry)
         return True
 
     def delete(
@@ -139,7 +139,7 @@ class Store(EntryTable):
             entry = self._create(key, final)
         self._renew(entry, final)
         self._set_data(entry, value)
-        self._changed(entry)
+        self._mark_dirty(entry)
         return entry
 
     def add(
@@ -195,7 +195,7 @@ class Store(EntryTable):
                 self._adopt(entry)
             self._bury(key, final, now, persist=entry.persist)
         self._renew(entry, final)
-        self._changed(entry)
+        self._mark_dirty(entry)
         return True
 
     def link(
@@ -263,7 +263,7 @@ class Store(EntryTable):
             self._renew(entry, timestamp)
             entry.links = dict.fromkeys(entry.keys[1:], timestamp)
             self._adopt(entry)
-            self._changed(entry)
+            self._mark_dirty(entry)
             self.replication.value_moved(entry)
 
     def _renew(self, entry: ValueEntry, timestamp: int) -> None:
@@ -293,7 +293,7 @@ class Store(EntryTable):
             entry.marked_at = timestamp
             entry.worked_until = until
             if entry.tombstone:
-                self._changed(entry)  # it expired; a later expiry may be on its way
+                self._mark_dirty(entry)  # it expired; a later expiry may be on its way
             else:
                 self._marked[entry] = None
 

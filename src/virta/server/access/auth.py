@@ -146,25 +146,38 @@ class Authenticator:
         hosts = [value for name, value in headers if name == b"host"]
         host = self._check_host(version, authority, hosts, local)
         cors = self._check_page(method, target, headers, host)
-        principal, refusal = ANYONE, None
+        # Before its credential is looked at: an address can try only so many.
+        if (refusal := self._check_address(transport)) is not None:
+            return Access(target, cors, refusal, NOBODY)
+        principal = ANYONE
         if self.credentials is not None and method != b"OPTIONS":  # a preflight has no credential
             target, principal, refusal = self._identify(
                 self.credentials, target, headers, transport
             )
-        if self.is_rate_limited and refusal is None:
-            refusal = self.check_rates(principal, transport)
-        return Access(target, cors, refusal, principal)
+        return Access(
+            target, cors, refusal or self._check_principal(principal, transport), principal
+        )
 
     def check_rates(self, principal: Principal, transport: Any) -> RequestError | None:
-        """Count a request; return the refusal if it is one too many."""
-        wait = 0.0
-        if self.rates.principal is not None and principal.kind != OPEN:
-            wait = self.rates.principal.wait_s(principal.id)
-        if self.rates.address is not None:
-            wait = max(wait, self.rates.address.wait_s(_address(transport)))
+        """Count a request whose head is known; return the refusal if it is one too many."""
+        return self._check_address(transport) or self._check_principal(principal, transport)
+
+    def _check_address(self, transport: Any) -> RequestError | None:
+        if self.rates.address is None:
+            return None
+        address = _address(transport)
+        return self._too_many(self.rates.address.wait_s(address), address=address)
+
+    def _check_principal(self, principal: Principal, transport: Any) -> RequestError | None:
+        if self.rates.principal is None or principal.kind == OPEN:
+            return None
+        wait = self.rates.principal.wait_s(principal.id)
+        return self._too_many(wait, principal=principal.id, address=_address(transport))
+
+    def _too_many(self, wait: float, **who: str) -> RequestError | None:
         if not wait:
             return None
-        self._audit.refused("rate-limit", principal=principal.id, address=_address(transport))
+        self._audit.refused("rate-limit", **who)
         return RequestError(
             429, "rate-limit", f"too many requests: try again in {wait:.1f} s", retryAfter=wait
         )

@@ -3,8 +3,9 @@ What each route requires: the one table of rights.
 
     PUBLIC     no credential: probes, the callback of a webhook, the console's files
     ANY        any credential the server accepts
-    a verb     a right to it; `name` says on which name, by the parameters of the path
+    a verb     a right to it; `name` says on which name, by the parameters of the path, or `**` for the whole server
 
+`admin` and `pipelines` are about more than single events, so a grant with a row filter gives no right to them.
 Where the name is not in the path (a body, an id, a list), the table asks for the verb on some name, and the
 handler calls `require` for the name itself. A route that is not in the table is not served: `guard_routes` refuses
 to build the application, and a test compares the table with the hot routes.
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from starlette.routing import BaseRoute, Mount, Route
 
+from virta.access.patterns import EVERYTHING
 from virta.errors import RequestError
 from virta.server.http.asgi_bridge import PRINCIPAL
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     Endpoint = Callable[[Request], Awaitable[Response]]
 
 PUBLIC, ANY = "public", "any"
+# A row filter cannot be applied to what these show and do.
+WHOLE_VERBS: Final = frozenset({"admin", "pipelines"})
 
 
 class RouteRule(NamedTuple):
@@ -42,6 +46,7 @@ class RouteRule(NamedTuple):
     name: str = ""  # the parameters of the path that name it; empty: the handler asks
 
 
+_SERVER: Final = RouteRule("admin", EVERYTHING)
 _COLLECTION: Final = "{index}/{collection}"
 _FILTERS: Final = "/filters/{index}/{collection}"
 
@@ -57,18 +62,18 @@ RULES: Final[dict[str, RouteRule]] = {
     # The console's files, and what it shows of the whole server.
     "GET /": RouteRule(PUBLIC),
     "GET /console/{path:path}": RouteRule(PUBLIC),
-    "GET /stats": RouteRule("admin"),
-    "GET /stats/history": RouteRule("admin"),
-    "GET /stats/stream": RouteRule("admin"),
+    "GET /stats": _SERVER,
+    "GET /stats/history": _SERVER,
+    "GET /stats/stream": _SERVER,
     "GET /subscribers": RouteRule("admin"),
     "DELETE /subscribers/{id}": RouteRule("admin"),
-    "GET /health": RouteRule("admin"),
-    "POST /health/verify": RouteRule("admin"),
+    "GET /health": _SERVER,
+    "POST /health/verify": _SERVER,
     # Health and descriptions.
     "GET /livez": RouteRule(PUBLIC),
     "GET /readyz": RouteRule(PUBLIC),
-    "GET /metrics": RouteRule("admin"),
-    "GET /metrics/": RouteRule("admin"),
+    "GET /metrics": _SERVER,
+    "GET /metrics/": _SERVER,
     "GET /metrics/keycounts/{name:path}": RouteRule("admin", "{name}"),
     "GET /openapi.json": RouteRule(ANY),
     "GET /asyncapi.json": RouteRule(ANY),
@@ -191,15 +196,25 @@ def guard_routes(routes: Iterable[BaseRoute], service: Service) -> list[BaseRout
     return guarded
 
 
+def _check(
+    service: Service, principal: Principal, rule: RouteRule, parameters: dict[str, str]
+) -> None:
+    rights, verb = principal.rights, rule.verb
+    if not rights.has(verb):
+        raise refused(service, principal, verb, "")
+    if rule.name == EVERYTHING:
+        if not rights.has_all(verb):
+            raise refused(service, principal, verb, EVERYTHING)
+    elif rule.name:
+        ask = require_whole if verb in WHOLE_VERBS else require
+        ask(service, principal, verb, rule.name.format_map(parameters))
+
+
 def _guarded(endpoint: Endpoint, service: Service, rules: dict[str, RouteRule]) -> Endpoint:
     async def guarded(request: Request) -> Response:
         rule = rules[request.method]
         if rule.verb not in {PUBLIC, ANY}:
-            principal = principal_of(request)
-            if rule.name:
-                require(service, principal, rule.verb, rule.name.format_map(request.path_params))
-            elif not principal.rights.has(rule.verb):
-                raise refused(service, principal, rule.verb, "")
+            _check(service, principal_of(request), rule, request.path_params)
         return await endpoint(request)
 
     return guarded

@@ -112,11 +112,11 @@ class ScanBudget:
         if self._limit is not None and new and self.used(principal) + new > self._limit:
             self.refused += 1
             raise self._refusal(principal, new)
-        return self._add(costs)
+        return self._reserve_costs(costs)
 
     def charge(self, principal: str, place: FilterPlace, filters: Iterable[Filter]) -> ScanLease:
         """Count stored filters; nothing is refused."""
-        return self._add(self._costs(principal, place, filters))
+        return self._reserve_costs(self._costs(principal, place, filters))
 
     def remove(self, key: _Key) -> None:
         """Count a filter once less."""
@@ -133,7 +133,7 @@ class ScanBudget:
         costs = [(filter_, self.cost(filter_)) for filter_ in filters]
         return {(principal, place, f.id): cost for f, cost in costs if cost.counted}
 
-    def _add(self, costs: dict[_Key, ScanCost]) -> ScanLease:
+    def _reserve_costs(self, costs: dict[_Key, ScanCost]) -> ScanLease:
         if not costs:
             return self._nothing
         for key, cost in costs.items():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match, Route
@@ -62,6 +63,15 @@ JOURNAL = "/journal/"
 KEYCOUNTS = "/metrics/keycounts/"
 # Free bytes on the disk below which the server is not ready: the next publications would fail.
 FREE_BYTES_MIN = 1024 * 1024
+
+
+class TextConvertor(PathConvertor):
+    """A `{name:path}` with any text: Starlette's own ends at a line feed, which names of channels may have."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("path", TextConvertor())
 
 
 def build_app(service: Service) -> ASGIApp:
@@ -115,7 +125,7 @@ class CheckedApp:
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app = app
+        self.app = app
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -125,7 +135,7 @@ class CheckedApp:
             if response is not None:
                 await response(scope, receive, send)
                 return
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)
 
     def _early_response(self, scope: Scope) -> Response | None:
         path = scope["path"]
@@ -243,7 +253,7 @@ class Endpoints(ApiHandler):
         strange = request.method != "GET" and request.url.path.startswith("/metrics")
         if error.status_code == 405 or strange:
             refused = RequestError(405, "invalid-method", method=request.method)
-            return refusal(self._service, refused, {"Allow": _allowed(request, error)})
+            return refusal(self._service, refused, {"Allow": _allowed_methods(request, error)})
         if error.status_code == 404:
             refused = RequestError(404, "not-found")
         else:
@@ -255,7 +265,7 @@ class Endpoints(ApiHandler):
         return refusal(self._service, RequestError(500, "internal-failure"))
 
 
-def _allowed(request: Request, error: HTTPException) -> str:
+def _allowed_methods(request: Request, error: HTTPException) -> str:
     """Return the methods that some route accepts at this path (RFC 9110 §10.2.1)."""
     methods: set[str] = set()
     for route in request.app.routes:

@@ -27,7 +27,7 @@ class CapturesApi(ApiHandler):
     async def list(self, request: Request) -> Response:
         rights = principal_of(request).rights
         found = await asyncio.to_thread(self._service.captures.overviews)
-        return self._json([one for one in found if rights.permission("pipelines", one["name"])])
+        return self._json([one for one in found if rights.allows_whole("pipelines", one["name"])])
 
     async def show(self, request: Request) -> Response:
         name = request.path_params["name"]

@@ -122,15 +122,23 @@ class FiltersApi(ApiHandler):
             canonical=msgspec.Raw(filter_.canonical().encode()),
             conditions=sum(1 for _ in conditions(filter_.tree)),
             subscribers=sum(standing),
-            cost=FilterPrice(cost.kind, cost.scans, list(cost.found_by), list(cost.python)),
+            cost=FilterPrice(
+                cost.kind,
+                cost.scans,
+                list(cost.found_by),
+                list(cost.python),
+                list(cost.python_at_times),
+            ),
         )
         return self._json(view)
 
     async def test(self, request: Request) -> Response:
-        """Return which filters match `{"event": …}` or `{"document": …, "documentId": …}`."""
+        """Return which filters match `{"event": {…}}` or `{"document": {…}, "documentId": …}`."""
         body = await read_json(request, self._service.config.max_body_size_bytes)
         index, collection = _place(request)
-        if not isinstance(body, dict) or not isinstance(body.get("event", {}), dict):
+        if not isinstance(body, dict):
+            raise _invalid_test()
+        if not all(isinstance(body.get(name, {}), dict) for name in ("event", "document")):
             raise _invalid_test()
         document_id = body.get("documentId")
         if document_id is not None and not isinstance(document_id, str):
@@ -154,7 +162,7 @@ async def _in_thread(function: Any, *arguments: Any) -> Any:
 
 def _invalid_test() -> RequestError:
     return RequestError(
-        400, "invalid-test", 'send {"document": …, "documentId": …} or {"event": {…}}'
+        400, "invalid-test", 'send {"document": {…}, "documentId": …} or {"event": {…}}'
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.responses import Response
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 # How soon a client that waits for a job is answered when the server drains.
 DRAIN_CHECK_S = 0.25
+# Commands that change jobs of others, or the settings of a domain.
+ADMINISTRATION = re.compile(r"/journal/jobs/(drop|requeue|kick|domains|recurring)(?:/(.*))?")
 
 
 class AnythingConvertor(PathConvertor):
@@ -71,10 +75,19 @@ class JournalApi:
         finally:
             if watch is not None:
                 watch.cancel()
+        self._record(request, path, answer.status)
         headers = NO_STORE | {"Content-Type": answer.content_type}
         if answer.allow:
             headers["Allow"] = answer.allow
         return Response(answer.body, answer.status, headers)
+
+    def _record(self, request: Request, path: str, status: int) -> None:
+        """Write the audit line of an administrative change; other requests are everyday work."""
+        found = ADMINISTRATION.fullmatch(path)
+        if found is None or request.method in {"GET", "HEAD"} or status >= 300:
+            return
+        name = unquote(found[2] or "")[:200]
+        self._service.audit.acted(f"jobs_{found[1]}", principal_of(request).id, name=name)
 
     async def _watch(self, request: Request, disconnected: asyncio.Event) -> None:
         """End the wait for a job when the client disconnects or the server drains."""

@@ -30,7 +30,9 @@ class PipelinesApi(ApiHandler):
     async def list(self, request: Request) -> Response:
         rights = principal_of(request).rights
         found = await asyncio.to_thread(self._service.pipelines.overviews)
-        return self._json([one for one in found if rights.permission("pipelines", one["pipeline"])])
+        return self._json(
+            [one for one in found if rights.allows_whole("pipelines", one["pipeline"])]
+        )
 
     async def show(self, request: Request) -> Response:
         name = request.path_params["name"]

@@ -13,13 +13,14 @@ parser (`virta.server.http.connection`), which gives the same responses.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from virta.errors import LogError, RequestError
 from virta.hub.event_batch import EventBatch
-from virta.hub.event_matcher import all_satisfy
-from virta.server.event_input import STRUCTURED, read_events, read_structured
+from virta.hub.event_matcher import read_heads
+from virta.server.event_input import STRUCTURED, read_events, read_small
 from virta.server.http import responses
 from virta.server.http.head_cache import END_OF_HEAD, HeadCache, KnownHead
 from virta.server.http.requests import check_row_filter
@@ -28,6 +29,7 @@ from virta.server.http.response_queue import PendingResponse
 if TYPE_CHECKING:
     from virta.filters import Filter
     from virta.hub.delivery import Delivery
+    from virta.hub.event_matcher import Head
     from virta.hub.publisher import Part
     from virta.server.http.connection import HttpConnection
     from virta.server.service import Service
@@ -149,8 +151,8 @@ class FastInput:
 Arrived = tuple[FastInput, KnownHead, bytes, float]
 # The connection that waits for a response, its times, what it publishes, and its head.
 Waiting = tuple[FastInput, Times, "Part", KnownHead]
-# A row filter, and events of one turn that it limits: keyed by `id()`, as filters of different dialects may compare equal.
-Limited = tuple["Filter", "list[Delivery]"]
+# Bodies of one turn with one event each, and what was read of them together.
+SmallBodies = Iterator[tuple[bytes, "Head | None"]]
 
 
 class FastPublisher:
@@ -171,72 +173,45 @@ class FastPublisher:
         service.requests += len(arrived)
         service.translations += len(arrived)
         began = perf_counter()
-        waiting, by_filter = self._read_arrived(arrived, began)
-        if by_filter:
-            waiting = self._check_rows(waiting, by_filter)
+        waiting = self._read_arrived(arrived, began)
         service.translation_seconds += perf_counter() - began
         self._publish(waiting)
         service.publisher.write()
 
-    def _read_arrived(
-        self, arrived: list[Arrived], began: float
-    ) -> tuple[list[Waiting], dict[int, Limited]]:
-        """Read what has arrived, refuse what is invalid; return the rest, and events to check by row filter."""
+    def _read_arrived(self, arrived: list[Arrived], began: float) -> list[Waiting]:
+        """Read and check what has arrived, refuse what is invalid or excluded by a row filter; return the rest."""
         waiting: list[Waiting] = []
-        by_filter: dict[int, Limited] = {}
+        read = _read_small_bodies(arrived)
         now, rates_limited = self._service.now, self._service.auth.is_rate_limited
         head: KnownHead | None = None
         for input_, known, data, since in arrived:
             if known is not head:  # almost always all have the same head
                 head = known
-                size, start, channel, _, mode, _, access = known
-                is_small = mode is STRUCTURED and size < TIMED_BYTES
+                channel, access = known.channel, known.access
                 checked = access is not None and (rates_limited or access.principal.expires <= now)
                 row_filter = None if access is None else access.row_filter
-                if row_filter is not None:
-                    limited = by_filter.setdefault(id(row_filter), (row_filter, []))
-                    check_later = limited[1].append
+                small = read.get(id(row_filter)) if _is_small(known) else None
             read_ms = _elapsed_ms(since, began) if since else 0
             parse_ms = 0
             try:
-                if is_small:
-                    event = read_structured(channel, data[start:])
+                satisfied = False
+                if small is not None:
+                    body, found = next(small)
+                    event = read_small(channel, body, found)
                     part: Part = [event]
+                    # The filter was evaluated on the body, which counts if exactly that is stored.
+                    satisfied = found is not None and found[0] > 0 and event.value is body
                 else:
-                    part, parse_ms = self._read(known, data)
+                    part, parse_ms = self._read_part(known, data)
                 if checked:
                     self._check_access(known, input_)
-                if row_filter is not None:
-                    if is_small:
-                        check_later(event)
-                    else:
-                        check_row_filter(row_filter, part)
+                if row_filter is not None and not satisfied:
+                    check_row_filter(row_filter, part)
             except Exception as error:  # noqa: BLE001
                 self._refuse(input_, error, read_ms)
                 continue
             waiting.append((input_, (read_ms, parse_ms), part, known))
-        return waiting, by_filter
-
-    def _check_rows(self, waiting: list[Waiting], by_filter: dict[int, Limited]) -> list[Waiting]:
-        """Refuse publications that their publisher's row filter excludes; return the others."""
-        # One call of the matcher for all events under one filter, which almost always hold it.
-        excluding = {
-            key for key, (one, events) in by_filter.items() if not all_satisfy(one, events)
-        }
-        if not excluding:
-            return waiting
-        passed = []
-        for one in waiting:
-            input_, (read_ms, _), part, (*_, access) = one
-            row_filter = None if access is None else access.row_filter
-            try:
-                if row_filter is not None and id(row_filter) in excluding:
-                    check_row_filter(row_filter, part)
-            except RequestError as error:
-                self._refuse(input_, error, read_ms)
-            else:
-                passed.append(one)
-        return passed
+        return waiting
 
     def _publish(self, read: list[Waiting]) -> None:
         """Give publications to the publisher, in runs up to the limits; refuse what is beyond its capacity."""
@@ -272,7 +247,7 @@ class FastPublisher:
         if waiting:
             publisher.add(parts, _Answers(service, waiting))
 
-    def _read(self, known: KnownHead, data: bytes) -> tuple[Part, int]:
+    def _read_part(self, known: KnownHead, data: bytes) -> tuple[Part, int]:
         """Return the events of a body and the milliseconds that parsing took."""
         began = perf_counter()
         percent = self._service.percent_decode
@@ -297,6 +272,34 @@ class FastPublisher:
             self._service.logger.error("request_failed", exc_info=error)
             error = RequestError(500, "internal-failure")
         input_.refuse(error, self._service.responder.timings(read_ms))
+
+
+def _is_small(known: KnownHead) -> bool:
+    """Return whether a publication is one event that is read with the others of its turn."""
+    return known.mode is STRUCTURED and known.size < TIMED_BYTES
+
+
+def _read_small_bodies(arrived: list[Arrived]) -> dict[int, SmallBodies]:
+    """
+    Read the heads of small bodies, all under one row filter in one call, which also says whether they satisfy it.
+
+    They are keyed by `id()` of the filter, as filters of different dialects may compare equal.
+    """
+    by_filter: dict[int, tuple[Filter | None, list[bytes]]] = {}
+    head: KnownHead | None = None
+    bodies: list[bytes] | None = None
+    for _, known, data, _ in arrived:
+        if known is not head:
+            head, start, access, bodies = known, known.start, known.access, None
+            if _is_small(known):
+                row_filter = None if access is None else access.row_filter
+                bodies = by_filter.setdefault(id(row_filter), (row_filter, []))[1]
+        if bodies is not None:
+            bodies.append(data[start:])
+    return {
+        key: zip(bodies, read_heads(row_filter, bodies), strict=True)
+        for key, (row_filter, bodies) in by_filter.items()
+    }
 
 
 def _elapsed_ms(since: float, now: float) -> int:

@@ -163,14 +163,14 @@ def check_encodings(headers: Headers) -> None:
             raise RequestError(
                 415,
                 "unsupported-content-encoding",
-                f"a body with Content-Encoding {_shown(value)} cannot be read: send it without",
+                f"a body with Content-Encoding {_quoted(value)} cannot be read: send it without",
             )
         coded = name == b"transfer-encoding" and value.strip().lower() != b"chunked"
         if coded and not framed:
             raise RequestError(
                 501,
                 "unsupported-transfer-encoding",
-                f"Transfer-Encoding {_shown(value)} is not known here: use chunked or Content-Length",
+                f"Transfer-Encoding {_quoted(value)} is not known here: use chunked or Content-Length",
             )
 
 
@@ -190,5 +190,5 @@ def parser_refusal(
     return RequestError(400, "invalid-content-length")
 
 
-def _shown(value: bytes) -> str:
+def _quoted(value: bytes) -> str:
     return repr(value[:80].decode("latin-1"))

@@ -16,7 +16,7 @@ from virta.errors import RequestError
 from virta.hub.resume.positions import parse_last_event_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from virta.hub.resume.positions import Place
 
@@ -45,30 +45,41 @@ def read_options(query: bytes, headers: dict[bytes, bytes]) -> StreamOptions:
     Raises:
         RequestError: 400 for an unknown option or an invalid value.
     """
-    given: dict[str, str] = {}
-    if b"$" in query or b"%24" in query:
-        options, query = split_parameters(query, _is_option)
-        for piece in options:
-            name, _, value = piece.decode("utf-8", "replace").partition("=")
-            name = unquote_plus(name)
-            if name not in KNOWN:
-                known = " and ".join(KNOWN)
-                raise RequestError(
-                    400,
-                    "unknown-option",
-                    f"{name!r} is not an option: {known} are. For a member of the data with that name "
-                    f"write the path /{name}",
-                )
-            if name in given:
-                raise RequestError(400, "invalid-option", f"{name} is given twice")
-            given[name] = unquote_plus(value)
+    given, query = split_options(query, KNOWN)
     positions = _switch("Virta-Positions", headers.get(POSITIONS_HEADER, b"0").decode("latin-1"))
     if POSITIONS in given:
-        positions = _switch(POSITIONS, given[POSITIONS])
+        positions = _switch(POSITIONS, unquote_plus(given[POSITIONS]))
     seen = headers.get(LAST_EVENT_ID_HEADER, b"").decode("utf-8", "replace")
-    seen = seen or given.get(LAST_EVENT_ID, "")
+    seen = seen or unquote_plus(given.get(LAST_EVENT_ID, ""))
     place = parse_last_event_id(seen) if seen else None
     return StreamOptions(query, place, positions, in_url=LAST_EVENT_ID in given)
+
+
+def split_options(query: bytes, known: Sequence[str]) -> tuple[dict[str, str], bytes]:
+    """
+    Return the options of a query with their values, still percent-encoded, and the query without them.
+
+    Raises:
+        RequestError: 400 for an option that is not `known`, or given twice.
+    """
+    if b"$" not in query and b"%24" not in query:
+        return {}, query
+    given: dict[str, str] = {}
+    options, rest = split_parameters(query, _is_option)
+    for piece in options:
+        name, _, value = piece.decode("utf-8", "replace").partition("=")
+        name = unquote_plus(name)
+        if name not in known:
+            raise RequestError(
+                400,
+                "unknown-option",
+                f"{name!r} is not an option here: {', '.join(known[:-1])} and {known[-1]} are. For a member of "
+                f"the data with that name write the path /{name}",
+            )
+        if name in given:
+            raise RequestError(400, "invalid-option", f"{name} is given twice: write it once")
+        given[name] = value
+    return given, rest
 
 
 def split_parameters(query: bytes, is_option: Callable[[bytes], bool]) -> tuple[list[bytes], bytes]:

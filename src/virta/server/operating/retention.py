@@ -78,7 +78,7 @@ class LogRetention:
             await asyncio.sleep(self._interval_s)
             cursors = [hook.cursor for hook in self._service.webhooks.hooks.values()]
             try:
-                removed = await asyncio.shield(asyncio.to_thread(self._apply, cursors))
+                removed = await asyncio.shield(asyncio.to_thread(self._retain_once, cursors))
             except LogError as error:
                 logger.warning("retention_failed", code=error.code, reason=error.message)
                 continue
@@ -87,7 +87,7 @@ class LogRetention:
                 first = self._service.log.first_offset
                 logger.info("retention", records=records, bytes=size, first_offset=first)
 
-    def _apply(self, cursors: list[int]) -> tuple[int, int]:
+    def _retain_once(self, cursors: list[int]) -> tuple[int, int]:
         """Remove once; return records and bytes. Blocks."""
         log = self._service.log
         records = size = 0

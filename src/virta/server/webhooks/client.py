@@ -150,7 +150,7 @@ class WebhookClient:
         if status == 410:
             return SinkAnswer(Verdict.GONE, reason)
         if status in {408, 425, 429} or status >= 500:
-            return SinkAnswer(Verdict.RETRY, reason, _wait_s(headers.get("retry-after", "")))
+            return SinkAnswer(Verdict.RETRY, reason, retry_after_s(headers.get("retry-after", "")))
         return SinkAnswer(Verdict.REFUSED, reason)
 
     def _reason(self, error: Exception) -> str:
@@ -271,7 +271,7 @@ def _new_transport() -> httpx.AsyncHTTPTransport:
     return httpx.AsyncHTTPTransport(verify=_tls(), trust_env=False, limits=limits)
 
 
-def _wait_s(retry_after: str) -> float:
+def retry_after_s(retry_after: str) -> float:
     """Return `Retry-After` in seconds; it is a number of them, or a date."""
     text = retry_after.strip()
     if text.isascii() and text.isdigit():

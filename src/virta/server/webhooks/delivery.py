@@ -85,6 +85,18 @@ class Webhook:
         self.task: asyncio.Task[None] | None = None
         self._request: Future[SinkAnswer] | None = None  # the last one
 
+    @property
+    def filters(self) -> tuple[Filter, ...]:
+        """The filter of the events that are sent, including the row filter of the owner."""
+        return (self.filter,) if self._row_filter is None else (self.filter, self._row_filter)
+
+    @property
+    def conditions(self) -> str:
+        """The filter as it was requested, as JSON; empty for everything."""
+        given = {name: self.description.get(name) for name in ("filters", "types", "source")}
+        asked = {name: value for name, value in given.items() if value}
+        return msgspec.json.encode(asked).decode() if asked else ""
+
     def new_client(self, resolver: Resolver) -> WebhookClient:
         """
         Return a client of the sink, not yet connected.
@@ -240,7 +252,7 @@ class Webhook:
         headers = signed if span is None else signed | span.headers
         request = self._request = outbound.submit(self._client.deliver(delivery.value, headers))
         if span is not None:
-            request.add_done_callback(lambda done: span.end(_problem(done)))
+            request.add_done_callback(lambda done: span.end(_why_undelivered(done)))
         try:
             return await asyncio.shield(asyncio.wrap_future(request))
         except asyncio.CancelledError:
@@ -315,7 +327,7 @@ def without_secrets(description: dict[str, Any]) -> dict[str, Any]:
     return description | {"protocolsettings": shown}
 
 
-def _problem(request: Future[SinkAnswer]) -> str | None:
+def _why_undelivered(request: Future[SinkAnswer]) -> str | None:
     """Return why a finished request did not deliver its event."""
     if request.cancelled():
         return "cancelled"

@@ -60,7 +60,7 @@ class FilterBody(Struct):
 class FilterTest(Struct, rename="camel"):
     """A document or an event to test filters with."""
 
-    document: Any = UNSET
+    document: dict[str, Any] | UnsetType = UNSET
     document_id: str | UnsetType | None = UNSET
     event: dict[str, Any] | UnsetType = UNSET
 
@@ -83,6 +83,7 @@ class FilterPrice(Struct):
     scans: int
     found_by: list[str]
     python: list[str]
+    python_at_times: list[str]
 
 
 class FilterValidation(Struct):

@@ -22,9 +22,16 @@ from virta.event import document_of
 from virta.event.document import one_line_event
 from virta.filters import parse
 from virta.hub.delivery import Delivery
-from virta.hub.event_matcher import DOCUMENT, matches_everything, restrict, root_of, single_matcher
-from virta.jsontext import check_depth
-from virta.server.access.rules import principal_of, refused, require
+from virta.hub.event_matcher import (
+    DOCUMENT,
+    EVENT,
+    matches_everything,
+    restrict,
+    root_of,
+    single_matcher,
+)
+from virta.jsontext import check_depth, decode
+from virta.server.access.rules import principal_of, refused, require, require_whole
 from virta.server.api.handler import ApiHandler, ErrorsAsRefusals, read_body
 from virta.server.api.observe.schemas import (
     CountBody,
@@ -86,12 +93,13 @@ class ExplanationsApi(ApiHandler):
 
     async def standing(self, request: Request) -> Response:
         body = await read_typed(request, StandingBody)
-        require(self._service, principal_of(request), "admin", body.channel)
+        require_whole(self._service, principal_of(request), "admin", body.channel)
         event = body.event
         value = msgspec.json.encode(event)
         delivery = Delivery(
             body.channel, str(event.get("source", "")), str(event.get("id", "")), value
         )
+        roots = {EVENT: event, DOCUMENT: decode(document_of(value, delivery.id))}
         hub, webhooks = self._service.hub, self._service.webhooks
         groups = hub.matching(body.channel, delivery)
         found = [
@@ -115,8 +123,8 @@ class ExplanationsApi(ApiHandler):
             if hook.channel != body.channel:
                 continue
             total += 1
-            if hook.filter.matches(event):
-                text = hook.filter.canonical()[:TEXT_CHARS_MAX]
+            if all(one.matches(roots[root_of(one)]) for one in hook.filters):
+                text = hook.conditions[:TEXT_CHARS_MAX]
                 found.append(StandingFilter("webhook", hook.id, text, "cloudevents", 1))
         return self._json(StandingView(total, len(found), found[:STANDING_MAX]))
 

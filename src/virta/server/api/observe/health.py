@@ -201,7 +201,7 @@ def _part_checks(service: Service) -> list[HealthCheck]:
         if facts["state"] == "failed":
             failed.append((name, facts["last_error"] or ""))
     if failed:
-        text = f"{_count(failed, 'pipeline')} failed or cannot be used: {_named(failed)}"
+        text = f"{_count(failed, 'pipeline')} failed or cannot be used: {_list_names(failed)}"
         found.append(HealthCheck("pipelines", "wrong", text))
     failing = [
         (hook.description["sink"], hook.last_error)
@@ -209,7 +209,7 @@ def _part_checks(service: Service) -> list[HealthCheck]:
         if hook.is_failing
     ]
     if failing:
-        text = f"The last delivery of {_count(failing, 'webhook')} failed: {_named(failing)}"
+        text = f"The last delivery of {_count(failing, 'webhook')} failed: {_list_names(failing)}"
         found.append(HealthCheck("webhooks", "warning", text))
     plain = [name for name in native.MODULES[:4] if native.load(name) is None]
     if plain:
@@ -219,7 +219,7 @@ def _part_checks(service: Service) -> list[HealthCheck]:
 
 
 def _dead_jobs(service: Service) -> str:
-    """Return how many jobs are dead and in which domains; empty if none is."""
+    """Return how many jobs are dead, in which domains, and when one died last; empty if none is."""
     journal = service.journal
     if journal is None:
         return ""
@@ -231,14 +231,23 @@ def _dead_jobs(service: Service) -> str:
     total = sum(number for number, _ in most)
     where = ", ".join(f"{number:,} in {name}" for number, name in most[:NAMED_MAX])
     more = ", …" if len(most) > NAMED_MAX else ""
-    return f"{total:,} dead job{'s' if total > 1 else ''}: {where}{more}"
+    last = max(place.last_death for place in domains.values() if place.counts[DEAD])
+    since = _ago(time.time() - last / 1e6)
+    return f"{total:,} dead job{'s' if total > 1 else ''}: {where}{more}; the last died {since}"
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return f"{max(0, int(seconds))} s ago"
 
 
 def _count(all_: list[tuple[str, str]], noun: str) -> str:
     return f"{len(all_)} {noun}{'s' if len(all_) > 1 else ''}"
 
 
-def _named(all_: list[tuple[str, str]]) -> str:
+def _list_names(all_: list[tuple[str, str]]) -> str:
     """Return the names, with the reason if there is one name."""
     if len(all_) == 1:
         name, reason = all_[0]

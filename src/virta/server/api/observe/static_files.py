@@ -56,7 +56,7 @@ class ConsoleApi(ApiHandler):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self._files = dict(_read(files(PACKAGE), ""))
+        self._files = dict(_read_folder(files(PACKAGE), ""))
 
     def routes(self) -> list[Route]:
         return [
@@ -81,13 +81,13 @@ class ConsoleApi(ApiHandler):
         return Response(found.content, 200, found.headers)
 
 
-def _read(folder: Traversable, prefix: str) -> list[tuple[str, ConsoleFile]]:
+def _read_folder(folder: Traversable, prefix: str) -> list[tuple[str, ConsoleFile]]:
     """Return all files of the console by their path."""
     found: list[tuple[str, ConsoleFile]] = []
     for one in folder.iterdir():
         path = f"{prefix}{one.name}"
         if one.is_dir() and not one.name.startswith("__"):
-            found += _read(one, f"{path}/")
+            found += _read_folder(one, f"{path}/")
             continue
         kind = TYPES.get(path.rpartition(".")[2])
         if kind is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from starlette.routing import Route
 
 from virta.clock import time_text
+from virta.server.access.rules import principal_of
 from virta.server.api.handler import ApiHandler, not_found
 from virta.server.api.observe.schemas import ClientView, QueryView, SubscriberPage
 from virta.server.consumers.base import HttpConsumer
@@ -35,19 +36,26 @@ class SubscribersApi(ApiHandler):
         ]
 
     async def list(self, request: Request) -> Response:
-        hub = self._service.hub
+        hub, rights = self._service.hub, principal_of(request).rights
         found = hub.groups(request.query_params.get("channel"))
-        views = [self._query(channel, group) for channel, group in found]
+        views = [self._query(c, group) for c, group in found if rights.allows_whole("admin", c)]
         views.sort(key=lambda view: (-view.waiting_bytes, -view.subscribers, view.channel))
-        page = SubscriberPage(len(views), views[:QUERIES_MAX], hub.stream_consumer_count)
-        return self._json(page)
+        streams = hub.stream_consumer_count if rights.has_all("admin") else 0
+        return self._json(SubscriberPage(len(views), views[:QUERIES_MAX], streams))
 
     async def disconnect(self, request: Request) -> Response:
         subscription = self._service.hub.subscription(request.path_params["id"])
         sink = None if subscription is None else subscription.sink
-        if not isinstance(sink, HttpConsumer):
+        rights = principal_of(request).rights
+        if (
+            subscription is None
+            or not isinstance(sink, HttpConsumer)
+            or not rights.allows_whole("admin", subscription.channel)
+        ):
             raise not_found("no subscriber has this id")
         sink.disconnect(DISCONNECTED)
+        acted = self._service.audit.acted
+        acted("subscriber_disconnected", principal_of(request).id, id=request.path_params["id"])
         return self._no_content()
 
     def _query(self, channel: str, group: FilterGroup) -> QueryView:

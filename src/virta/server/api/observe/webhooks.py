@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from virta.clock import now_us, time_text
 from virta.hub.delivery import DEAD_LETTERS
-from virta.server.access.rules import principal_of
+from virta.server.access.rules import principal_of, require_whole
 from virta.server.api.handler import ApiHandler, ErrorsAsRefusals, not_found
 from virta.server.api.observe.explanations import read_typed
 from virta.server.api.observe.schemas import (
@@ -53,7 +53,9 @@ class WebhooksApi(ApiHandler):
 
     async def letters(self, request: Request) -> Response:
         hook = self._hook(request)
-        service = self._service
+        service, principal = self._service, principal_of(request)
+        if hook.owner.principal != principal.id:  # letters contain events
+            require_whole(service, principal, "read", hook.channel)
         with ErrorsAsRefusals():
             page = await asyncio.get_running_loop().run_in_executor(
                 service.executor, find_letters, service.log, hook.id
@@ -64,6 +66,9 @@ class WebhooksApi(ApiHandler):
         """Send the events of dead letters again, one after the other; the letters stay in the log."""
         hook = self._hook(request)
         body = await read_typed(request, RedeliverBody)
+        number = len(body.offsets)
+        acted = self._service.audit.acted
+        acted("webhook_redelivered", principal_of(request).id, id=hook.id, letters=number)
         results = []
         for offset in body.offsets:
             with ErrorsAsRefusals():
