@@ -5,10 +5,11 @@ NEXMark q0 to q8 over a Virta log and its lake, beside Spark on JSON lines and o
 
 A figure is core-microseconds an event of the whole log: processor time of the JVM, its Python workers and this process,
 the median of `--runs` rounds after `--warm-up` rounds that do not count. A round runs every engine once, every second
-round in reverse order, so that no engine pays for what Java compiles for all. Rows are thrown away (Spark's `noop` sink, DuckDB's Arrow
-reader). Virta reads one log in which the topics are mixed; the others have a file for each topic, which is less to
-read. Before that each query is compared with DuckDB: rows that differ end the run. `streams` runs each query once as a
-stream that writes its rows to another log. With `--directory` the data stay there for the next run.
+round in reverse order, so that no engine pays for what Java compiles for all. A ratio is the median of the ratios within
+rounds, with the least and the most. Rows are thrown away (Spark's `noop` sink, DuckDB's Arrow reader). Virta reads one
+log in which the topics are mixed; the others have a file for each topic, which is less to read. `streams` runs each
+query once as a stream that writes its rows to another log. The rows of log, lake and stream are compared with DuckDB's,
+and rows that differ end the run. With `--directory` the data stay there for the next run.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from nexmark_tables import (
     from_lake,
     from_log,
     from_parquet,
-    same_rows,
     write_lake,
     write_parquet,
 )
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 ENGINES = ("virta", "lake", "json", "parquet", "duckdb-json", "duckdb-parquet", "streams")
-COMPARE_EVENTS_MAX = 1_000_000  # more rows than this are counted, not compared one by one
 
 
 class NexmarkBench:
@@ -69,25 +68,16 @@ class NexmarkBench:
         if not (self.directory / "lake" / "lake.json").exists():
             write_lake(self.directory)
 
-    def check(self, name: str) -> None:
-        """End the run if the rows over the log or the lake are not those of DuckDB."""
+    def check(self, name: str, engine: str, rows: DataFrame) -> None:
+        """End the run if the rows of a query are not those of DuckDB: equal in number and in the sum of their hashes."""
         duck = Duck(self.directory)
         duck.define(FIELDS[name])
-        for engine in ("virta", "lake"):
-            self.check_rows(
-                f"{name} on {engine}", duck, DUCKDB[name], run(name, self.reader(engine))
-            )
-
-    def check_rows(self, name: str, duck: Duck, sql: str, rows: DataFrame) -> None:
-        if self.events > COMPARE_EVENTS_MAX:
-            (wanted,) = duck.db.sql(f"SELECT count(*) FROM ({sql})").fetchone()
-            found = rows.count()
-            if wanted != found:
-                sys.exit(f"{name}: {found} rows, DuckDB has {wanted}")
-            return
-        rest, count = same_rows(duck.rows(sql), rows.toArrow())
-        if rest or not count:
-            sys.exit(f"{name}: {rest} rows differ from DuckDB's {count}")
+        with tempfile.TemporaryDirectory(dir=self.directory) as place:
+            rows.write.mode("overwrite").parquet(place)
+            names, *wanted = duck.checksum(DUCKDB[name])
+            _, *found = duck.checksum(f"FROM '{place}/*.parquet'", names)
+        if wanted != found or not wanted[0]:
+            sys.exit(f"{name} on {engine}: {found[0]} rows differ from DuckDB's {wanted[0]}")
 
     def reader(self, engine: str) -> Callable[[str, str], DataFrame]:
         if engine == "virta":
@@ -95,20 +85,17 @@ class NexmarkBench:
         readers = {"lake": from_lake, "json": from_json, "parquet": from_parquet}
         return readers[engine](self.spark, self.directory)
 
-    def core_us(self, name: str, engines: list[str]) -> dict[str, float]:
-        """Return core-microseconds an event of a query by engine."""
+    def core_us(self, name: str, engines: list[str]) -> dict[str, list[float]]:
+        """Return core-microseconds an event of a query in each round, by engine."""
         work = {engine: self.work(name, engine) for engine in engines if engine != "streams"}
         spent: dict[str, list[float]] = {engine: [] for engine in work}
         for number in range(self.options.warm_up + self.options.runs):
             for engine in list(work) if number % 2 else list(work)[::-1]:
                 used = processor_seconds()
                 work[engine]()
-                spent[engine].append(processor_seconds() - used)
-        found = {
-            engine: statistics.median(seconds[self.options.warm_up :]) / self.events * 1e6
-            for engine, seconds in spent.items()
-        }
-        return found | ({"streams": self.stream(name)} if "streams" in engines else {})
+                spent[engine].append((processor_seconds() - used) / self.events * 1e6)
+        found = {engine: rounds[self.options.warm_up :] for engine, rounds in spent.items()}
+        return found | ({"streams": [self.stream(name)]} if "streams" in engines else {})
 
     def work(self, name: str, engine: str) -> Callable[[], None]:
         """Return a function that runs a query once and throws its rows away."""
@@ -127,17 +114,23 @@ class NexmarkBench:
         with tempfile.TemporaryDirectory(dir=self.directory) as place:
             streams = Streams(self.spark, self.log, Path(place), maxRecordsPerTrigger=1_000_000)
             used = processor_seconds()
-            streams.run(name)
-            return (processor_seconds() - used) / self.events * 1e6
+            rows = streams.run(name)
+            used = processor_seconds() - used
+            self.check(name, "a stream", rows)
+        return used / self.events * 1e6
 
 
-def beside(spent: dict[str, float]) -> str:
-    """Return the log and the lake as multiples of their peers."""
+def beside(spent: dict[str, list[float]]) -> str:
+    """Return the log and the lake as multiples of their peers: the median over rounds, and the least and the most."""
     pairs = [("virta", "json"), ("virta", "duckdb-json"), ("lake", "parquet")]
-    return ", ".join(
-        f"{own} {spent[own] / spent[peer]:.2f} x {peer}"
+    found = {
+        f"{own} / {peer}": [a / b for a, b in zip(spent[own], spent[peer], strict=True)]
         for own, peer in pairs
         if own in spent and peer in spent
+    }
+    return ", ".join(
+        f"{name} {statistics.median(each):.2f} ({min(each):.2f}-{max(each):.2f})"
+        for name, each in found.items()
     )
 
 
@@ -159,9 +152,10 @@ def main() -> None:
         bench.prepare()
         print(f"{'':4}" + "".join(f"{engine:>16}" for engine in engines), flush=True)
         for name in options.queries.split(","):
-            bench.check(name)
+            for engine in (one for one in ("virta", "lake") if one in engines):
+                bench.check(name, engine, run(name, bench.reader(engine)))
             spent = bench.core_us(name, engines)
-            line = "".join(f"{spent[engine]:16.2f}" for engine in engines)
+            line = "".join(f"{statistics.median(spent[engine]):16.2f}" for engine in engines)
             print(f"{name:4}{line}   # {beside(spent)}", flush=True)
         bench.spark.stop()
 

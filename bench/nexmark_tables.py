@@ -149,6 +149,24 @@ class Duck:
         for _ in self.db.sql(sql).to_arrow_reader():
             pass
 
+    def checksum(self, sql: str, names: list[str] | None = None) -> tuple[list[str], int, int]:
+        """Return the columns, the number of rows, and a sum of the rows' hashes, which their order does not change."""
+        kinds = {name: kind for name, kind, *_ in self.db.execute(f"DESCRIBE {sql}").fetchall()}
+        names = names or list(kinds)
+        values = ", ".join(comparable(name, kinds[name]) for name in names)
+        query = f"SELECT count(*), coalesce(sum(hash({values})::HUGEINT), 0) FROM ({sql})"
+        count, total = self.db.execute(query).fetchone()
+        return names, count, total
+
+
+def comparable(name: str, kind: str) -> str:
+    """Return SQL for a column of which each engine has a type of its own."""
+    if kind.startswith("TIMESTAMP"):
+        return f"epoch_us({name})"
+    if kind.startswith(("DECIMAL", "FLOAT", "DOUBLE")):
+        return f"{name}::DOUBLE"
+    return f"{name}::BIGINT" if kind.endswith("INT") or kind == "INTEGER" else name
+
 
 DUCK_TYPES = {"bigint": "BIGINT", "string": "VARCHAR", "timestamp": "TIMESTAMP"}
 

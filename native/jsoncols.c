@@ -105,7 +105,9 @@ static enum fit fit_time(Row *row, Column *c, yyjson_val *value)
     const int is_text = yyjson_is_str(value);
     const char *text = is_text || yyjson_is_raw(value) ? unsafe_yyjson_get_str(value) : "";
     const size_t size = *text ? unsafe_yyjson_get_len(value) : 0;
-    if (c->kind == DATE) {
+    if (c->kind == CLOCK) {
+        if (is_text) fit = read_clock(text, size, &number);
+    } else if (c->kind == DATE) {
         if (is_text) fit = size == 10 ? read_days(text, &number) : LEFT;
     } else if (is_text) {
         fit = read_time(text, size, c->kind == TIMESTAMP ? MAY_HAVE_ZONE : HAS_NO_ZONE, &number);
@@ -217,7 +219,7 @@ static enum fit fit_value(Row *row, Column *c, yyjson_val *value)
     case DECIMAL: return fit_decimal(row, c, value);
     case STRING: return fit_text(row, c, value);
     case BINARY: return yyjson_is_str(value) ? LEFT : MISFIT;
-    case DATE: case TIMESTAMP: case TIMESTAMP_NTZ: return fit_time(row, c, value);
+    case DATE: case TIMESTAMP: case TIMESTAMP_NTZ: case CLOCK: return fit_time(row, c, value);
     case LIST: return fit_list(row, c, value);
     case MAP: return fit_map(row, c, value);
     case STRUCT: return fit_struct(row, c, value);

@@ -12,7 +12,7 @@
 
 enum kind {
     BOOLEAN, INT8, INT16, INT32, INT64, FLOAT, DOUBLE, DECIMAL, STRING, BINARY, DATE, TIMESTAMP,
-    TIMESTAMP_NTZ, LIST, MAP, STRUCT, VARIANT, KINDS,
+    TIMESTAMP_NTZ, CLOCK, LIST, MAP, STRUCT, VARIANT, KINDS,
 };
 enum failure { NO_MEMORY = 1, TOO_LARGE = 2 };
 
@@ -60,7 +60,7 @@ static inline size_t fixed_width(enum kind kind)
     case INT8: return 1;
     case INT16: return 2;
     case INT32: case FLOAT: case DATE: return 4;
-    case INT64: case DOUBLE: case TIMESTAMP: case TIMESTAMP_NTZ: return 8;
+    case INT64: case DOUBLE: case TIMESTAMP: case TIMESTAMP_NTZ: case CLOCK: return 8;
     case DECIMAL: return 16;
     default: return 0;
     }

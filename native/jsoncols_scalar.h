@@ -95,6 +95,22 @@ static enum fit read_days(const char *s, int64_t *days)
     return FITS;
 }
 
+/* Nanoseconds since midnight of HH:MM:SS[.f], at most six digits: Spark 4.2 reads no more. */
+static enum fit read_clock(const char *s, size_t size, int64_t *nanos)
+{
+    int64_t fraction = 0, unit = 1000000000;
+    if (size < 8 || size > 15 || size == 9 || !has_shape(s, "00:00:00", 8)) return LEFT;
+    const int h = two(s), m = two(s + 3), sec = two(s + 6);
+    if (h > 23 || m > 59 || sec > 59 || (size > 8 && s[8] != '.')) return LEFT;
+    for (size_t i = 9; i < size; i++) {
+        if (!is_digit(s[i])) return LEFT;
+        unit /= 10;
+        fraction += unit * (s[i] - '0');
+    }
+    *nanos = (h * 3600 + m * 60 + sec) * INT64_C(1000000000) + fraction;
+    return FITS;
+}
+
 enum zone { NEEDS_ZONE, MAY_HAVE_ZONE, HAS_NO_ZONE };
 
 /* Microseconds since 1970 of YYYY-MM-DDTHH:MM:SS[.f][Z|+HH:MM]; date and time may have a blank between them

@@ -22,6 +22,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from copy_driver import FILTERS, copy
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from spark_logs import fill, read_log
 
@@ -45,6 +46,7 @@ EXECUTOR_ROUNDS = int(os.environ.get("VIRTA_SPARK_EXECUTOR_ROUNDS", "18"))
 WORKER_BATCH = 40
 # Parts of the command lines of Spark's Python workers: planners; readers and writers; committers; all at once.
 ROLES = ("python_streaming_source_runner", "pyspark.worker ", "python_streaming_sink_runner", "")
+DEAD_WORKER = "Python worker exited unexpectedly"
 DEADLINE = 240.0
 DRIVER = Path(__file__).with_name("copy_driver.py")
 SRC = Path(virta.__file__).parent.parent
@@ -138,6 +140,17 @@ class Copying:
         self.query = self.start(WORKER_BATCH)
 
     def start(self, limit, **trigger):
+        """Start a query; again when Spark plans it with a worker that it does not know to be dead."""
+        while True:
+            try:
+                return self.started(limit, **trigger)
+            except Py4JJavaError as error:
+                if DEAD_WORKER not in str(error):
+                    raise
+            self.failed += 1
+            assert self.failed <= 2 * WORKER_ROUNDS
+
+    def started(self, limit, **trigger):
         reader = self.spark.readStream.format("virta").option("maxRecordsPerTrigger", limit)
         rows = reader.load(self.source).select("topic", "key", "value")
         writer = rows.writeStream.format("virta").option("path", self.target)

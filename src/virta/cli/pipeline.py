@@ -274,14 +274,14 @@ def start_spark(
 @contextmanager
 def ended(session: SparkSession) -> Iterator[None]:
     """Stop Spark at the end; print an error as one sentence and exit with code 1."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    from virta.spark.pipeline.errors import explain
-    from virta.spark.pipeline.runner import JVM_ERRORS
+    from virta.spark.pipeline.errors import JVM_ERRORS, explain
 
     try:
         yield
-    except (VirtaError, PySparkException) as error:
+    except (VirtaError, PySparkException, Py4JError) as error:
         fail(error.message if isinstance(error, VirtaError) else explain(error), 1)
     finally:
         with suppress(*JVM_ERRORS):

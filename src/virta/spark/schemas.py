@@ -98,7 +98,7 @@ def check_schema(schema: StructType, *, events: bool, filters: bool = False) -> 
         if refused is not None:
             raise SchemaError(
                 f"column 'data' cannot have a part of type {refused.simpleString()}: JSON has no such"
-                " values; read that part as string or variant"
+                " values, or Virta does not read them; read that part as string or variant"
             )
         allowed = allowed_types(field.name, full[field.name])
         if allowed and not any(type(field.dataType) is type(kind) for kind in allowed):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+import pyspark
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
 if TYPE_CHECKING:
@@ -52,8 +53,12 @@ except ImportError:  # Spark 4.1
         """Spark 4.1 fixes the end of such a run itself."""
 
 
+# Digits of a second that Spark reads of a TIME in text.
+TIME_DIGITS = 9 if tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 3) else 6
+
 __all__ = [
     "HAS_READ_LIMITS",
+    "TIME_DIGITS",
     "ReadAllAvailable",
     "ReadLimit",
     "ReadMaxBytes",

@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     MapType,
     StringType,
     StructType,
+    TimeType,
 )
 
 import virta
@@ -97,6 +98,8 @@ def test_declared_types_fit_their_format():
     ):
         with pytest.raises(LakeError, match=reason):
             check_type(text, "t", form)
+    with pytest.raises(LakeError, match="which lakes do not have"):
+        check_type(ArrayType(TimeType()), "t", "parquet")
     assert awkward(["a", "b"]) is None
 
 

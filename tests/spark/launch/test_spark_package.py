@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import sysconfig
 import zipfile
 from importlib.metadata import PackageNotFoundError
 
@@ -9,8 +14,12 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from spark_logs import fill, read_log
+from test_spark_crash import Cluster
+
 from virta.spark.launch import package
 from virta.spark.launch.package import PackageError, requirements, write_package
+from virta.spark.launch.session import search_path
 
 
 def test_a_zip_has_the_source_and_no_native_parts(tmp_path):
@@ -44,3 +53,76 @@ def test_what_cannot_be_packed_is_named(tmp_path, monkeypatch):
     with pytest.raises(PackageError, match="is not installed here: run `pip install"):
         requirements()
     assert list(tmp_path.iterdir()) == []
+
+
+# On executors a Python with what is installed but Virta: an editable installation is a .pth file, not read with -S.
+BARE_PYTHON = """#!/bin/sh
+[ -n "$SPARK_EXECUTOR_DIRS" ] || exec {python} "$@"
+PYTHONPATH="$PYTHONPATH:{site}" exec {python} -S "$@"
+"""
+RUN = "from virta.cli import main; main()"
+PIPELINE = """
+[pipeline]
+name = "copy"
+[source]
+log = "log"
+[[filter]]
+dialect = "koncorde"
+match = '{"equals": {"user": "u7"}}'
+[[sink]]
+kind = "channel"
+topic = "copy"
+log = "out"
+"""
+
+
+@pytest.mark.slow
+def test_a_zip_serves_executors_that_lack_virta(tmp_path):
+    """With `--py-files` alone executors read, match and write."""
+    python = tmp_path / "python"
+    python.write_text(
+        BARE_PYTHON.format(site=sysconfig.get_paths()["purelib"], python=sys.executable)
+    )
+    python.chmod(0o755)
+    on_executors = {**os.environ, "SPARK_EXECUTOR_DIRS": str(tmp_path), "PYTHONPATH": ""}
+    bare = subprocess.run(
+        [python, "-c", "import pyarrow, virta"],
+        env=on_executors,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert bare.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'virta'"
+    write_package(tmp_path / "virta.zip")
+    events = fill(str(tmp_path / "log"), 300)
+    (tmp_path / "p.toml").write_text(PIPELINE)
+    cluster = Cluster(tmp_path, workers=1, environment={"PYTHONPATH": ""})
+    words = [sys.executable, "-W", "ignore", "-c", RUN, "pipeline", "run", "p.toml"]
+    words += ["--master", cluster.url, "--conf", "spark.driver.memory=700m"]
+    try:
+        done = subprocess.run(
+            [*words, "--py-files", "virta.zip"],
+            cwd=tmp_path,
+            env={**os.environ, "PYSPARK_PYTHON": str(python)},
+            capture_output=True,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+    finally:
+        cluster.stop()
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(record.value)["id"] for record in read_log(tmp_path / "out", "copy")]
+    assert found == [event["id"] for event in events if event["data"]["user"] == "u7"]
+    assert found
+
+
+def test_executors_search_the_zips():
+    """Behind what the caller has set; other files are not searched."""
+    given = {"spark.submit.pyFiles": "/a/virta.zip,more.py,hdfs://h/b/x.egg"}
+
+    assert search_path(given) == {"spark.executorEnv.PYTHONPATH": "./virta.zip:./x.egg"}
+    own = {"spark.executorEnv.PYTHONPATH": "/own"}
+    assert search_path(given | own) == {"spark.executorEnv.PYTHONPATH": "/own:./virta.zip:./x.egg"}
+    assert search_path({}) == search_path(own | {"spark.submit.pyFiles": "a.py"}) == {}

@@ -133,14 +133,18 @@ def wait_for(condition, what, process=None):
     raise AssertionError(f"waited {DEADLINE:.0f} s for {what}")
 
 
-def test_a_micro_batch_is_read_once(spark, tmp_path):
-    """Four sinks and the dead letters: one query, each row read once; a failed sink is repeated, the others are not."""
+def test_a_micro_batch_is_read_once(spark, tmp_path, caplog):
+    """
+    Four sinks and the dead letters: one query, each row read once; a failed sink is repeated, the others are not, and
+    its error is logged nowhere but in the run's own sentence.
+    """
     spark.sparkContext._jvm.java.lang.System.setProperty("derby.stream.error.file", "/dev/null")
     wanted = prepare(tmp_path / "log")
     counted = Counted()
     (tmp_path / "lake").write_text("in the way")
     with pytest.raises(RunError, match=r"many\.parquet-2: "):
         run(spark, made(tmp_path))
+    assert "Traceback" not in caplog.text
     first = json.loads((tmp_path / ".virta" / "pipelines" / "many" / WRITTEN).read_text())
     (tmp_path / "lake").unlink()
     spark.streams.addListener(counted)

@@ -15,10 +15,11 @@ pytest.importorskip("pyspark")
 from spark_logs import read_log
 
 import virta
+from virta.log.limits import SEGMENT_BYTES_MIN
 from virta.spark.pipeline.builder import read_range
 from virta.spark.pipeline.file import loads
 from virta.spark.pipeline.late_rows import ACCOUNT, DroppedRows
-from virta.spark.pipeline.runner import run
+from virta.spark.pipeline.runner import find_unsearched, run
 from virta.spark.pipeline.status import read_status, run_status, write_status
 from virta.spark.versions import HAS_READ_LIMITS
 
@@ -80,7 +81,7 @@ def make_events(count, seed, first=0):
 
 
 def append(path, events):
-    with virta.open(path) as log:
+    with virta.open(path, segment_bytes=SEGMENT_BYTES_MIN) as log:
         for made in events:
             log.append("t", "", json.dumps(made).encode())
 
@@ -145,6 +146,14 @@ def window_end(at, slide=timedelta(minutes=2)):
     return at - since % slide + timedelta(minutes=2)
 
 
+def retain(path, *, dry_run=False):
+    """Drop what every consumer has read; return their positions and the log's first offset."""
+    with virta.open(path) as log:
+        positions = {consumer.name: consumer.position for consumer in log.consumers()}
+        log.retain(consumed=True, dry_run=dry_run)
+        return positions, log.first_offset
+
+
 def kinds(letters):
     found = {}
     for letter in letters:
@@ -154,7 +163,10 @@ def kinds(letters):
 
 
 def test_late_rows_of_windows(spark, tmp_path, monkeypatch):
-    """Late rows and rows without a time are dead letters, once, also after crashes; windows have all the others."""
+    """
+    Late rows and rows without a time are dead letters, once, also after crashes; windows have all the others.
+    Until then retention keeps them, though the query has read them.
+    """
     text = TEXT.format(
         steps=WINDOWS.replace("{slide}", ""), dead="channel", place='log = "dead"\ntopic = "dead"'
     )
@@ -163,6 +175,10 @@ def test_late_rows_of_windows(spark, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:  # killed before it has processed what it dropped
         patch.setattr(DroppedRows, "catch_up", lambda *_: 0)
         runs = run_in_batches(spark, pipeline, tmp_path / "log", events)
+    assert retain(tmp_path / "log") == (
+        {"pipeline.dropped": 100, "dead-letters.dropped": 0},
+        0,
+    )
     # And before the report of the last micro-batch: where the next one begins is not in the account.
     account = tmp_path / ".virta" / "pipelines" / "dropped" / ACCOUNT
     kept = json.loads(account.read_text())
@@ -170,6 +186,8 @@ def test_late_rows_of_windows(spark, tmp_path, monkeypatch):
     account.write_text(json.dumps(kept))
     events += fill(tmp_path / "log", 50, seed=4, first=100)
     status = run(spark, pipeline)
+    positions, _ = retain(tmp_path / "log", dry_run=True)
+    assert positions == {"pipeline.dropped": 150, "dead-letters.dropped": 150}
     account.write_text(json.dumps(kept))  # killed before the account was stored: all is found again
     run(spark, pipeline)
 
@@ -182,6 +200,10 @@ def test_late_rows_of_windows(spark, tmp_path, monkeypatch):
     totals = status["queries"]["query"]
     assert (totals["late"], totals["dead"]) == (len(late), len(late) + len(untimed))
     assert kept["batch"] == -1
+    find_unsearched(pipeline, "pipeline.dropped", None)  # a run without dead letters
+    positions, first = retain(tmp_path / "log")
+    assert positions == {"pipeline.dropped": 150}
+    assert first > 100
 
 
 def is_idle_before(spark, number):

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from py4j.protocol import Py4JNetworkError
 from spark_logs import fill, read_log
 
 import virta
+from virta.cli.pipeline import ended
 from virta.cli.pipeline import pipeline as command
 from virta.log.limits import VALUE_BYTES_MAX
 from virta.spark.pipeline import runner
@@ -330,6 +332,32 @@ def test_the_end_of_the_jvm_is_one_sentence_or_a_stop(tmp_path, monkeypatch):
         run(None, pipeline)
     assert read_status(pipeline)["state"] == "failed"
     assert run(None, pipeline, stopping=lambda: True)["state"] == "stopped"
+
+
+def test_errors_of_a_jvm_that_runs_are_not_its_end(spark, tmp_path, monkeypatch):
+    """Java's own sentence, also where pyspark has no exception for it; a full disk is not the JVM's end either."""
+    pipeline = Pipeline(
+        name="p", source=Source(log="l"), sinks=(Sink(kind="console"),), directory=str(tmp_path)
+    )
+
+    def fail_in_java(_):
+        spark._jvm.java.util.Optional.empty().get()
+
+    def fail_here(_):
+        raise OSError(errno.ENOSPC, "No space left on device", "/x")
+
+    for fail, sentence in (
+        (fail_in_java, "NoSuchElementException: No value present"),
+        (fail_here, "[Errno 28] No space left on device: '/x'"),
+    ):
+        monkeypatch.setattr(PipelineRun, "_start", fail)
+        with pytest.raises(RunError) as caught:
+            run(spark, pipeline)
+        assert caught.value.message == sentence
+        assert read_status(pipeline)["reason"] == sentence
+    # It stops the session that it is given: not that of the other tests.
+    with pytest.raises(SystemExit), ended(SimpleNamespace(stop=lambda: None)):
+        fail_in_java(None)
 
 
 def test_run_and_replay_check_the_log_before_spark_starts(tmp_path):

@@ -13,6 +13,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.types import VariantVal
 
 from virta.errors import EventError
+from virta.jsontext import DEPTH_MAX
 from virta.spark.source import variant
 from virta.spark.source.variant import encode_plain, variant_pair
 
@@ -85,6 +86,19 @@ def test_what_is_too_large_is_refused(value):
     """Spark's limit is a clear error, not a broken row."""
     with pytest.raises(EventError, match="over the limit of a VARIANT"):
         encode_variant(value)
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"k": inner}])
+def test_values_as_deep_as_the_data_of_an_event(wrap):
+    """An event nests `DEPTH_MAX` levels, its data one less: in both engines that is no invalid event."""
+    value = 7
+    for _ in range(DEPTH_MAX - 1):
+        value = wrap(value)
+
+    written = encode_plain(value)
+
+    assert variant_pair(value) == written
+    assert len(written[0]) > DEPTH_MAX
 
 
 def test_deep_values_are_refused():

@@ -21,6 +21,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimeType,
     VariantType,
 )
 
@@ -72,6 +73,10 @@ def check_type(kind: str | DataType, topic: str, form: str) -> Any:
     if refused is not None:
         raise LakeError(f"the type of {topic!r}: JSON has no values of {refused.simpleString()}")
     parts = list(walk(found))
+    if any(isinstance(part, TimeType) for part in parts):
+        raise LakeError(
+            f"the type of {topic!r} has a part of type time, which lakes do not have: read that part as string"
+        )
     if form != "parquet" and any(isinstance(part, VariantType) for part in parts):
         raise LakeError(
             f"the type of {topic!r} has a part of type variant, which only format parquet has here:"

@@ -219,7 +219,7 @@ class IcebergTables:
         self._catalog.engine.dispose()
 
     @contextmanager
-    def _opened(self) -> Iterator[Any]:
+    def _open_catalog(self) -> Iterator[Any]:
         """Yield the catalog; no connection to its file is open afterwards."""
         try:
             yield self._catalog
@@ -228,7 +228,7 @@ class IcebergTables:
 
     def _table(self, table: str) -> Any:
         identifier = (NAMESPACE, table)
-        with self._opened() as catalog:
+        with self._open_catalog() as catalog:
             return catalog.load_table(identifier) if catalog.table_exists(identifier) else None
 
     def committed(self, table: str) -> int | None:
@@ -244,7 +244,7 @@ class IcebergTables:
         return None
 
     def commit(self, tables: NewFiles, bounds: tuple[int, int], draft: Path) -> None:
-        with self._opened() as catalog:
+        with self._open_catalog() as catalog:
             for name, (_, written) in tables.items():
                 root = self.lake.path.resolve() / name
                 found = self._table(name) or self._create(catalog, name, root, written)

@@ -3,7 +3,7 @@ Write micro-batches to Delta and Iceberg tables, each once, through their connec
 
 Delta keeps (application, version) in the commit itself and ignores a repeat. Iceberg keeps the query and the number of
 the micro-batch as properties of the snapshot; they are looked up before an append. A pipeline has one run at a time
-(virta.spark.pipeline.status), so nobody appends between the look and the append. Snapshots may be expired, except
+(virta.spark.pipeline.status), so no other run appends between the check and the append. Snapshots may be expired, except
 the newest one of this query: it tells what was written.
 """
 

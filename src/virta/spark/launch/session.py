@@ -25,6 +25,7 @@ from virta.spark.launch.plan_rule import PUSHDOWN_SETTING, plan_each_query
 from virta.spark.launch.python_shim import worker_python
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import IO
 
     from pyspark.sql import SparkSession
@@ -33,6 +34,9 @@ CHECKPOINT_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
 JAVA_END_SECONDS_MAX = 10.0
+EXECUTOR_PATH = "spark.executorEnv.PYTHONPATH"
+PY_FILES = "spark.submit.pyFiles"
+ZIPS = (".zip", ".egg")
 LOCAL = re.compile(r"local(?:\[(\*|\d+)(?:,\d+)?\])?")
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -96,7 +100,7 @@ def session(app: str = "virta", master: str | None = None, **conf: object) -> Sp
     prepare_environment(master, None if python is None else str(python))
 
     builder = SparkSession.builder.appName(app).master(master)
-    for name, value in {**base_conf(master), **own}.items():
+    for name, value in {**base_conf(master), **own, **search_path(own)}.items():
         if value is not None and name != "spark.master":
             builder = builder.config(name, setting_text(value))
     spark = builder.getOrCreate()
@@ -104,6 +108,19 @@ def session(app: str = "virta", master: str | None = None, **conf: object) -> Sp
         plan_each_query(spark)
     spark.sparkContext.setLogLevel(str(own.get("spark.log.level") or "ERROR"))
     return spark
+
+
+def search_path(conf: Mapping[str, object]) -> dict[str, str]:
+    """
+    Return the setting by which executors import from the zips of `spark.submit.pyFiles`, in their own directories.
+
+    Spark adds these to the path of functions, but not to that of a Python source that it finds by name.
+    """
+    given = str(conf.get(PY_FILES) or "").split(",")
+    zips = [f"./{name.rpartition('/')[2]}" for name in given if name.endswith(ZIPS)]
+    own = conf.get(EXECUTOR_PATH)
+    parts = [*([str(own)] if own else []), *zips]
+    return {EXECUTOR_PATH: os.pathsep.join(parts)} if zips else {}
 
 
 def outlive_java(spark: SparkSession) -> None:

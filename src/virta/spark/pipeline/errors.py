@@ -7,6 +7,7 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from virta.spark.connectors import COORDINATES, missing_connector
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
     from virta.spark.pipeline.model import Pipeline
 
+JVM_ERRORS = (Py4JError, OSError)  # raised when the JVM has ended, but not only then: `explain`
+JVM_ENDED = (
+    "Spark's JVM has ended: it was killed, or had no memory left; a new run goes on from here"
+)
 DRIVER = (
     "no JDBC driver for the url: give its jar (spark.jars or spark.jars.packages, by --conf or [spark]"
     ' conf), and the sink options = { driver = "the driver\'s class" }'
@@ -34,11 +39,14 @@ KNOWN = (
     ),
     (re.compile(r"No suitable driver|ClassNotFoundException: \S*[Dd]river"), DRIVER),
 )
-_PYTHON_ERROR = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
+_PYTHON_ERROR = re.compile(r"^(?:: )?(?:[\w.]+\.)?(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
 
 
 def explain(error: BaseException | None) -> str:
     """Return the essential sentence of a Spark error: that of its Python part, if there is one."""
+    # A Py4JJavaError comes from a JVM that runs.
+    if isinstance(error, Py4JError | ConnectionError) and not isinstance(error, Py4JJavaError):
+        return f"{JVM_ENDED} ({type(error).__name__})"
     text = str(error)
     for pattern, sentence in KNOWN:
         if pattern.search(text):

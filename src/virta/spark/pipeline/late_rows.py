@@ -80,7 +80,12 @@ class Findings:
 
 
 class DroppedRows:
-    """Follows one query; `deliver(rows, kind, batch)` writes rows and returns their number."""
+    """
+    Follows one query.
+
+    `deliver(rows, kind, batch)` writes rows and returns their number; `keep(offset)` is called with the offset from which
+    the log is still needed.
+    """
 
     def __init__(
         self,
@@ -88,11 +93,14 @@ class DroppedRows:
         pipeline: Pipeline,
         checkpoint: str,
         deliver: Callable[[DataFrame, str, int], int],
+        keep: Callable[[int], None],
     ) -> None:
         self._spark = spark
         self._pipeline = pipeline
         self._checkpoint = checkpoint
         self._deliver = deliver
+        self._keep = keep
+        self._kept: int | str | None = None
         self._lock = (
             threading.Lock()
         )  # Spark's thread, the run's and the one that processes use the account
@@ -118,6 +126,7 @@ class DroppedRows:
                 self._batches = {int(n): BatchStart(*found) for n, found in kept["starts"].items()}
             else:
                 self._batches = {0: BatchStart(self._pipeline.source.start, 0)}
+            self._keep_unprocessed()
 
     def begin(self, number: int, position: Callable[[], int | None]) -> None:
         """
@@ -193,6 +202,14 @@ class DroppedRows:
             ACCOUNT,
             {"query": self._query, "batch": self._handled, "starts": starts},
         )
+        self._keep_unprocessed()
+
+    def _keep_unprocessed(self) -> None:
+        """Report where the oldest micro-batch begins that is not processed."""
+        oldest = self._batches.get(self._handled + 1)
+        if oldest is not None and isinstance(oldest.start, int) and oldest.start != self._kept:
+            self._kept = oldest.start
+            self._keep(oldest.start)
 
     # Dead letters.
 
@@ -256,12 +273,12 @@ class DroppedRows:
         order = Window.partitionBy(*by).orderBy("offset")
         marked = rows.withColumn("_nth", F.row_number().over(order)).withColumn("_known", F.lit(0))
         if number:
-            known = self._known(by, number - 1).withColumn("_known", F.lit(1))
+            known = self._known_keys(by, number - 1).withColumn("_known", F.lit(1))
             marked = marked.drop("_known").join(known, list(by), "left")
         again = marked.where((F.col("_known") == 1) | (F.col("_nth") > 1)).select(*rows.columns)
         return again.withColumn("reason", F.lit(f"a repeat of {', '.join(by)}"))
 
-    def _known(self, by: tuple[str, ...], number: int) -> DataFrame:
+    def _known_keys(self, by: tuple[str, ...], number: int) -> DataFrame:
         """Return the keys in the state after a micro-batch, by Spark's reader of states."""
         reader = self._spark.read.format("state-metadata").load(self._checkpoint)
         operator = reader.where(F.col("operatorName") == DEDUPE_OPERATOR).first()

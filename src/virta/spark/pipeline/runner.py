@@ -17,13 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from virta.errors import VirtaError
-from virta.log.consumers.positions import position_of
+from virta.log.consumers.positions import position_of, remove_positions
 from virta.spark.pipeline.builder import build, can_follow
-from virta.spark.pipeline.errors import explain, quiet_callbacks
+from virta.spark.pipeline.errors import JVM_ERRORS, explain, quiet_callbacks
 from virta.spark.pipeline.fan_out import DEAD_LETTER, FanOut, query_id
 from virta.spark.pipeline.late_rows import DroppedRows, count_of, decoded, offset_in
 from virta.spark.pipeline.outputs import BatchId, write_dead
@@ -41,10 +40,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("virta.spark")
 
-JVM_ERRORS = (Py4JError, OSError)  # raised when the JVM has ended
-JVM_ENDED = (
-    "Spark's JVM has ended: it was killed, or had no memory left; a new run goes on from here"
-)
 POLL_SECONDS = 0.5
 # For rows that were dropped before a stop, and for the position; the next run does the rest.
 STOP_SECONDS_MAX = 5.0
@@ -108,6 +103,7 @@ class PipelineRun:
         self._first = QueryCounter()
         self._counts = {QUERY: self._first}
         self._consumer: str | None = None
+        self._unsearched: str | None = None
         self._dropped = self._follow() if can_follow(pipeline) else None
         on_begin = None if self._dropped is None else self._begin_batch
         self._fan_out = FanOut(pipeline, on_begin=on_begin, on_dead=self._count_dead)
@@ -137,7 +133,7 @@ class PipelineRun:
         except JVM_ERRORS as error:
             # A signal to the whole process group, as service managers send it, ends the JVM as well.
             if not stopping():
-                self._fail(RunError(f"{JVM_ENDED} ({type(error).__name__})"))
+                self._fail(RunError(explain(error)))
             return self._report("stopped", None)
         except (PySparkException, VirtaError) as error:
             self._fail(error if isinstance(error, VirtaError) else RunError(explain(error)))
@@ -152,6 +148,7 @@ class PipelineRun:
         pipeline = self._pipeline
         check_checkpoint(pipeline)
         self._consumer = find_consumer(pipeline)
+        self._unsearched = find_unsearched(pipeline, self._consumer, self._dropped)
         built = build(self._spark, pipeline, consumer=self._consumer)
         mode = pipeline.aggregate.mode if pipeline.aggregate else "append"
         stream = built.flow.writeStream.outputMode(mode).foreachBatch(self._fan_out)
@@ -174,8 +171,12 @@ class PipelineRun:
             self._count_dead(count)
             return count
 
+        def keep(offset: int) -> None:
+            if self._unsearched is not None:
+                move_consumer(self._pipeline, self._unsearched, offset, back=True)
+
         checkpoint = f"{self._pipeline.checkpoint_path()}/{QUERY}"
-        return DroppedRows(self._spark, self._pipeline, checkpoint, deliver)
+        return DroppedRows(self._spark, self._pipeline, checkpoint, deliver, keep)
 
     def _begin_batch(self, query: str, number: int) -> None:
         """Store where a micro-batch begins; in Spark's thread, before it runs."""
@@ -289,9 +290,30 @@ def find_consumer(pipeline: Pipeline) -> str | None:
     return name if move_consumer(pipeline, name, 0) is not None else None
 
 
-def move_consumer(pipeline: Pipeline, name: str, offset: int) -> int | None:
+def find_unsearched(
+    pipeline: Pipeline, consumer: str | None, dropped: DroppedRows | None
+) -> str | None:
     """
-    Move a consumer of the pipeline's log forward to an offset, unless another process owns it now.
+    Return the consumer whose position is how far dropped rows were searched; None if they are not searched.
+
+    Retention must keep the micro-batches that are committed, and not yet read again for their dead letters.
+    """
+    name = f"dead-letters.{pipeline.name}"
+    if consumer is None:
+        return None
+    if dropped is not None:
+        return name if move_consumer(pipeline, name, 0) is not None else None
+    assert pipeline.source.log is not None
+    with suppress(
+        VirtaError, OSError
+    ):  # left from a pipeline with other steps: it would never move again
+        remove_positions(Path(pipeline.path(pipeline.source.log)), name)
+    return None
+
+
+def move_consumer(pipeline: Pipeline, name: str, offset: int, *, back: bool = False) -> int | None:
+    """
+    Move a consumer of the pipeline's log to an offset, unless another process owns it now; forward only without `back`.
 
     Returns the position before, None if the log cannot store one.
     """
@@ -301,7 +323,7 @@ def move_consumer(pipeline: Pipeline, name: str, offset: int) -> int | None:
     try:
         at = position_of(Path(path), name) or 0
         store = StreamPosition(path, name, topics)
-        store.move(max(at, offset))
+        store.move(offset if back else max(at, offset))
         store.close()
     except (VirtaError, OSError) as error:
         logger.warning("the log does not store the position of %s: %s", pipeline.name, error)

@@ -36,6 +36,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    TimeType,
     VariantType,
 )
 
@@ -67,7 +68,7 @@ TEXT_ATTRIBUTES = (
 ROLES = (*TEXT_ATTRIBUTES, "time", "extensions", "data", "data_binary", "invalid", "rescued")
 KINDS: tuple[type[DataType], ...] = (
     *(BooleanType, ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType, DecimalType),
-    *(StringType, BinaryType, DateType, TimestampType, TimestampNTZType),
+    *(StringType, BinaryType, DateType, TimestampType, TimestampNTZType, TimeType),
     *(ArrayType, MapType, StructType, VariantType),
 )
 

@@ -81,7 +81,7 @@ class Split:
 def open_segment(place: Path | LogSource, base: int) -> Segment:
     """Open a segment; raise LogCorruptionError with this source's advice if its header is damaged."""
     try:
-        return Segment(place, base) if isinstance(place, Path) else place.segment(base)
+        return Segment(place, base) if isinstance(place, Path) else place.open_segment(base)
     except LogCorruptionError as error:
         raise problem_of(error).error(SKIP_DAMAGE) from error
 

@@ -40,6 +40,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    TimeType,
     VariantType,
 )
 
@@ -48,6 +49,7 @@ from virta.event import parse_time
 from virta.event.document import UNREADABLE, decode_any
 from virta.jsontext import valid_text
 from virta.spark.source.variant import variant_pair
+from virta.spark.versions import TIME_DIGITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,6 +81,9 @@ TIME_TEXT = re.compile(
     r"([+-]?)(\d{4,6})(?:-(\d{1,2})(?:-(\d{1,2})"
     r"(?:[ T](\d{1,2})(?::(\d{1,2})(?::(\d{1,2})(?:\.(\d*))?(.*))?)?)?)?)?",
     re.ASCII | re.DOTALL,
+)
+CLOCK_TEXT = re.compile(
+    r"(T?)(\d{1,2})(?::(\d{1,2})(?::(\d{1,2})(?:\.(\d*))?)?)?[\x00-\x20]*([AaPp][Mm])?", re.ASCII
 )
 OFFSET_TEXT = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{2}))?(?::?(\d{2}))?", re.ASCII)
 BLANKS = "".join(map(chr, range(33)))  # what Spark trims around times
@@ -299,6 +304,22 @@ def timestamp_ntz_value(raw: bytes) -> Any:
     return MISFIT if local is None or zone else in_range(local)
 
 
+def time_value(raw: bytes) -> Any:
+    """Return nanoseconds since midnight, of a clock of 24 or of 12 hours."""
+    found = CLOCK_TEXT.fullmatch(_text(raw).strip(BLANKS)) if raw[:1] == b'"' else None
+    if found is None or not (found[1] or found[3]):
+        return MISFIT
+    _, *parts, fraction, half = found.groups()
+    h, m, s = (int(part or 0) for part in parts)
+    if half and not 1 <= h <= 12:
+        return MISFIT
+    if half:
+        h = h % 12 + (12 if half.upper() == "PM" else 0)
+    if h > 23 or m > 59 or s > 59:
+        return MISFIT
+    return (h * 3600 + m * 60 + s) * 10**9 + int(f"{(fraction or '')[:TIME_DIGITS]:0<9}")
+
+
 def in_range(micros: int) -> Any:
     return micros if -(1 << 63) <= micros < 1 << 63 else MISFIT
 
@@ -348,6 +369,7 @@ SCALARS: dict[type[DataType], Convert] = {
     DateType: date_value,
     TimestampType: timestamp_value,
     TimestampNTZType: timestamp_ntz_value,
+    TimeType: time_value,
 }
 
 

@@ -12,11 +12,14 @@ decimals of fractions and refuses duplicate keys.
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from virta.errors import EventError
-from virta.jsontext import valid_text
+from virta.jsontext import DEPTH_MAX, valid_text
 from virta.native import load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _native = load("virta.spark._variant")
 encode_native: Any = None if _native is None else _native.encode
@@ -27,6 +30,8 @@ PRIMITIVE, SHORT_TEXT, OBJECT, ARRAY = range(4)
 NULL, TRUE, FALSE = b"\x00", b"\x04", b"\x08"
 INT1, INT2, INT4, INT8, DOUBLE, TEXT = (kind << 2 for kind in (3, 4, 5, 6, 7, 16))
 SHORT_TEXT_BYTES_MAX = 63
+
+_is_container = frozenset((list, dict)).__contains__
 
 _pack_double = struct.Struct("<Bd").pack
 _pack_int8 = struct.Struct("<Bq").pack
@@ -64,6 +69,46 @@ def encode_plain(value: Any) -> tuple[bytes, bytes]:
 
 
 def encode(value: Any, keys: dict[str, int]) -> bytes:
+    """Return the bytes of a value. It may nest as deep as JSON may, which is deeper than Python's calls."""
+    if not _is_container(value.__class__):
+        return encode_scalar(value)
+    parents = [_Container(value, keys)]
+    while True:
+        items = parents[-1].items
+        for child in parents[-1].rest:
+            if _is_container(child.__class__):
+                if len(parents) == DEPTH_MAX:
+                    raise RecursionError
+                parents.append(_Container(child, keys))
+                break
+            items.append(encode_scalar(child))
+        else:
+            body = parents.pop().encode()
+            if not parents:
+                return body
+            parents[-1].items.append(body)
+
+
+class _Container:
+    """A list or an object whose values are being encoded."""
+
+    __slots__ = ("ids", "items", "rest")
+
+    def __init__(self, value: list[Any] | dict[str, Any], keys: dict[str, int]) -> None:
+        self.ids: list[int] | None = None
+        self.items: list[bytes] = []
+        children = value
+        if isinstance(value, dict):
+            names = sorted(value)
+            self.ids = [keys.setdefault(name, len(keys)) for name in names]
+            children = [value[name] for name in names]
+        self.rest: Iterator[Any] = iter(children)
+
+    def encode(self) -> bytes:
+        return encode_array(self.items) if self.ids is None else encode_object(self.ids, self.items)
+
+
+def encode_scalar(value: Any) -> bytes:
     kind = value.__class__
     if kind is str:
         return encode_text(value)
@@ -71,10 +116,6 @@ def encode(value: Any, keys: dict[str, int]) -> bytes:
         return encode_integer(value)
     if kind is float:
         return _pack_double(DOUBLE, value)
-    if kind is dict:
-        return encode_object(value, keys)
-    if kind is list:
-        return encode_array([encode(item, keys) for item in value])
     if value is None:
         return NULL
     return TRUE if value else FALSE
@@ -109,16 +150,13 @@ def encode_array(items: list[bytes]) -> bytes:
     return b"".join((encode_count(header, len(items), large=large), offsets, *items))
 
 
-def encode_object(value: dict[str, Any], keys: dict[str, int]) -> bytes:
-    names = sorted(value)
-    ids = [keys.setdefault(name, len(keys)) for name in names]
-    items = [encode(value[name], keys) for name in names]
-    large = len(names) > 0xFF
+def encode_object(ids: list[int], items: list[bytes]) -> bytes:
+    large = len(ids) > 0xFF
     id_width = width_of(max(ids, default=0))
     offsets, width = encode_offsets(items)
     header = large << 6 | (id_width - 1) << 4 | (width - 1) << 2 | OBJECT
     id_bytes = b"".join(i.to_bytes(id_width, "little") for i in ids)
-    return b"".join((encode_count(header, len(names), large=large), id_bytes, offsets, *items))
+    return b"".join((encode_count(header, len(ids), large=large), id_bytes, offsets, *items))
 
 
 def encode_count(header: int, count: int, *, large: bool) -> bytes:
