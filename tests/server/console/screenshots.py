@@ -27,6 +27,8 @@ from waiting import wait_until  # noqa: E402
 
 DOCS = HERE.parents[2] / "docs"
 WARM_S = 75
+# A chart of rows per second shows something after a few micro-batches.
+PIPELINE_MS = 45_000
 FILTER = "status%3Dpaid%26total%3D%3E120%3Bstatus%3Drefunded"
 SCREENS = {
     "overview": ("#/", ".tile .figure"),
@@ -44,11 +46,11 @@ PIPELINE = """
 [pipeline]
 name = "orders-per-minute"
 description = "Counts paid orders per minute and country"
-checkpoint = "checkpoint"
+checkpoint = "../checkpoint"
 trigger = "10 seconds"
 
 [source]
-log = "data/log"
+log = "../data/log"
 topics = ["orders"]
 
 [[filter]]
@@ -166,9 +168,10 @@ def add_jobs(server):
 
 
 def has_windows(server):
-    """Return whether the pipeline has read rows and knows which windows are closed."""
+    """Return whether the pipeline runs, has read rows and knows which windows are closed."""
     (found,) = server.request("GET", "/pipelines").json
-    return found.get("rows") and found.get("watermark")
+    assert found["state"] not in {"failed", "finished"}, found
+    return found["state"] == "running" and found.get("rows") and found.get("watermark")
 
 
 def shoot(server):
@@ -181,7 +184,7 @@ def shoot(server):
             tab = Tab(browser, server, width=width, theme=theme)
             page = tab.open(hash_)
             page.wait_for_selector(ready, timeout=60_000)
-            page.wait_for_timeout(5_000)
+            page.wait_for_timeout(PIPELINE_MS if name == "pipelines" else 5_000)
             if name == "channel":
                 page.click("#pause")
                 page.locator("#rows tr.no:has-text('paid')").first.click()
@@ -197,7 +200,8 @@ def main():
     with tempfile.TemporaryDirectory() as directory:
         flags = ["--webhook-allow", "127.0.0.1", "--webhook-attempts", "1"]
         if "--pipelines" in sys.argv:
-            file = Path(directory) / "orders.toml"
+            file = Path(directory) / "pipelines" / "orders-per-minute.toml"
+            file.parent.mkdir()
             file.write_text(PIPELINE)
             flags += ["--pipelines", str(file)]
         with Server(Path(directory) / "data", *flags) as server:

@@ -77,7 +77,7 @@ export class Stream {
 // One stream of figures for the page; screens listen to it, and it says whether there is a connection.
 export const figures = {
   last: null, heard: new Set(), states: new Set(), stream: null,
-  start() { this.stream?.close(); this.stream = new Stream("/stats/stream", { onframe: (f) => { if (f.event !== "stats") return; this.last = JSON.parse(f.data); for (const act of this.heard) act(this.last); }, onstate: (state, detail) => { for (const act of this.states) act(state, detail); } }); },
+  start() { this.stream?.close(); this.stream = new Stream("/stats/stream", { onframe: (f) => { if (f.event === "disconnect") { for (const act of this.states) act("stopping"); return; } if (f.event !== "stats") return; this.last = JSON.parse(f.data); for (const act of this.heard) act(this.last); }, onstate: (state, detail) => { for (const act of this.states) act(state, detail); } }); },
   listen(act) { this.heard.add(act); if (this.last) act(this.last); return () => this.heard.delete(act); },
 };
 // Call `act` now and every `ms`, one at a time, while the tab is visible; returns what stops it.

@@ -1,10 +1,19 @@
 // Charts: uPlot with the console's tokens, a tooltip, keys, one crosshair for the page, and the same values as a table.
 import { clock, h, short } from "./ui.js";
 
-const ROWS_MAX = 60, SELECT_PX_MIN = 8, GAP = 8, EDGE = 8, AXIS_PX_MIN = 52, FONT = "11px system-ui, sans-serif";
+const ROWS_MAX = 60, SELECT_PX_MIN = 8, GAP = 8, EDGE = 8, AXIS_PX_MIN = 52, STEPS_MAX = 5, STEP_MIN = 0.1, FONT = "11px system-ui, sans-serif";
 const pen = document.createElement("canvas").getContext("2d");
 // Wide enough for the longest value, such as "1,000 ms".
 export function axisSize(values) { pen.font = FONT; return Math.max(AXIS_PX_MIN, GAP + 2 + Math.ceil(Math.max(0, ...values.map((v) => pen.measureText(v).width)))); }
+// The values beside the chart: from 0 in at most five equal steps, so that the last one has a line above all values.
+export function scale(max) {
+  let size = 10 ** Math.floor(Math.log10(Math.max(max, STEP_MIN) / STEPS_MAX));
+  for (const factor of [1, 2, 5, 10]) if (max <= STEPS_MAX * size * factor || factor === 10) { size *= factor; break; }
+  size = Math.max(size, STEP_MIN);
+  return Array.from({ length: Math.max(1, Math.ceil(max / size - 1e-9)) + 1 }, (_, i) => Number((i * size).toPrecision(12)));
+}
+// The same with values below 0, which have steps of their own.
+const steps = (min, max) => [...(min < 0 ? scale(-min).slice(1).map((v) => -v).reverse() : []), ...scale(Math.max(max, 0))];
 // The times below the chart; one that the right edge would cut is left out.
 function timeLabels(u, ticks, step) {
   const edge = u.bbox.width / devicePixelRatio + EDGE;
@@ -22,19 +31,19 @@ function options(chart, width, height) {
     width, height, padding: [8, EDGE, 0, 0], legend: { show: false },
     cursor: { points: { size: 8, width: 2, fill: (u, i) => u.series[i].stroke(), stroke: () => color("surface") }, y: false, drag: { x: Boolean(chart.onselect), y: false, setScale: false }, sync: { key: "page" } },
     select: { show: Boolean(chart.onselect) },
-    scales: { x: { time: true }, y: { range: (u, min, max) => [0, max * 1.08 || 1] } },
+    scales: { x: { time: true }, y: { range: (u, min, max) => { const all = steps(min, max || 1); return [all[0], all.at(-1)]; } } },
     axes: [
       { ...axis, grid: { show: false }, space: 96, size: 24, gap: 4, values: (u, ticks, at, space, step) => timeLabels(u, ticks, step) },
-      { ...axis, grid: { stroke: () => color("line"), width: 1 }, space: 44, size: (u, values) => axisSize(values ?? []), gap: GAP, values: (u, all) => all.map(chart.format) },
+      { ...axis, grid: { stroke: () => color("line"), width: 1 }, splits: (u, at, min, max) => steps(min, max), size: (u, values) => axisSize(values ?? []), gap: GAP, values: (u, all) => all.map(chart.format) },
     ],
-    series: [{}, ...chart.series.map((one) => ({ label: one.name, width: 1.75, dash: one.dash ? [4, 3] : undefined, points: { show: false }, spanGaps: false, stroke: () => color(one.color), fill: one.fill ? () => alpha(color(one.color), 0.1) : undefined }))],
+    series: [{}, ...chart.series.map((one) => ({ label: one.name, width: 1.75, dash: one.dash ? [4, 3] : undefined, points: { show: chart.sparse, size: 5 }, spanGaps: chart.sparse, stroke: () => color(one.color), fill: one.fill ? () => alpha(color(one.color), 0.1) : undefined }))],
     hooks: { setCursor: [() => chart.point()], setSelect: [() => chart.select()] },
   };
 }
 
 export class Chart {
-  constructor(box, { series, format = (v) => (v < 10 && !Number.isInteger(v) ? v.toFixed(1) : short(v)), step = 1000, label, onselect = null }) {
-    Object.assign(this, { box, series, format, step, onselect, data: null, at: null });
+  constructor(box, { series, format = (v) => (v < 10 && !Number.isInteger(v) ? v.toFixed(1) : short(v)), step = 1000, label, onselect = null, sparse = false }) {
+    Object.assign(this, { box, series, format, step, onselect, sparse, data: null, at: null });
     this.plot = h("div", { class: "plot", tabindex: "0", role: "img", "aria-label": label });
     this.tip = h("div", { class: "tip", hidden: true });
     this.pick = h("button", { class: "btn sm pick-time", type: "button", hidden: true, onclick: () => this.onselect?.(...this.chosen) }, "Show these events");
@@ -49,8 +58,10 @@ export class Chart {
   }
   set(data, end = Date.now(), step = this.step) {
     const count = data[0].length, times = Array.from({ length: count }, (_, i) => (end - (count - 1 - i) * step) / 1000);
-    this.data = [times, ...data]; this.draw();
+    this.setAt(times, data);
   }
+  // At times of their own, in seconds, in order.
+  setAt(times, data) { this.data = [times, ...data]; this.draw(); }
   draw() {
     const { clientWidth: width, clientHeight: height } = this.box;
     if (!this.data || !width) return;

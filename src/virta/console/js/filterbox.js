@@ -45,9 +45,19 @@ export class FilterBox {
   }
 }
 
+const BARS_LABEL = "Matches per half hour in the last day";
+
 // How often the filter would have matched in the last day, 48 bars.
 export class LastDay {
-  constructor() { this.share = h("span", { id: "dayshare" }); this.bars = h("div", { class: "bars", id: "day", role: "img" }); this.el = h("footer", { class: "lastday" }, this.share, this.bars); this.turn = 0; }
+  constructor() {
+    this.turn = 0;
+    this.share = h("span", { id: "dayshare" });
+    this.bars = h("div", { class: "bars", id: "day", role: "img" });
+    this.el = h("footer", { class: "lastday" }, this.share, this.bars);
+    this.clear();
+  }
+  // A screen reader needs a label before the first answer, too.
+  clear() { this.bars.replaceChildren(); this.bars.setAttribute("aria-label", `${BARS_LABEL}: not counted yet`); }
   async show(channel, filter) {
     const mine = ++this.turn;
     try {
@@ -55,8 +65,8 @@ export class LastDay {
       if (mine !== this.turn) return;
       const most = Math.max(1, ...found.bins), part = found.events ? (found.matched / found.events) * 100 : 0;
       this.bars.replaceChildren(...found.bins.map((n) => h("i", {}, n ? h("b", { css: { height: `${Math.max(4, (n / most) * 100).toFixed(0)}%` } }) : null)));
-      this.bars.setAttribute("aria-label", `Matches per half hour in the last day, at most ${int(most)}`);
+      this.bars.setAttribute("aria-label", `${BARS_LABEL}, at most ${int(most)}`);
       text(this.share, found.events ? `Last day: ${found.exact ? "" : "about "}${int(found.matched)} of ${int(found.events)} events would have matched (${part.toFixed(1)} %${found.exact ? "" : `, ± ${int(found.error)}`})` : "No events in the last day");
-    } catch (error) { if (mine === this.turn) { text(this.share, `Last day: ${error.message}`); this.bars.replaceChildren(); } }
+    } catch (error) { if (mine === this.turn) { text(this.share, `Last day: ${error.message}`); this.clear(); } }
   }
 }

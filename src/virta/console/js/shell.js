@@ -103,24 +103,25 @@ async function aboutServer() {
 function askToken() {
   if ($("dialog.token")) return;
   const input = h("input", { type: "password", autocomplete: "off", "aria-label": "Token", required: true });
-  const form = h("form", { class: "stack", onsubmit: async (e) => { e.preventDefault(); setToken(input.value.trim()); closeAll(); (await import("./main.js")).reload(); aboutServer(); } }, h("p", {}, token() ? "The server does not know this token, or it has expired. Give another one." : "This server asks for a token. It stays in this tab and is sent with each request."), field("Token", input), h("div", { class: "row" }, h("button", { class: "btn primary", type: "submit" }, "Log in"), h("code", { class: "faint small" }, "virta token create --read '**'")));
+  const form = h("form", { class: "stack", onsubmit: async (e) => { e.preventDefault(); setToken(input.value.trim()); closeAll(); (await import("./main.js")).reload(); aboutServer(); } }, h("p", {}, token() ? "The server does not know this token, or it has expired. Give another one." : "This server asks for a token. It stays in this tab and is sent with each request."), field("Token", input), h("div", { class: "row" }, h("button", { class: "btn primary", type: "submit" }, "Log in"), h("code", { class: "faint small" }, "virta token create --all")));
   dialog("Log in", form).classList.add("token");
   input.focus();
 }
 
 // ---- connection: nothing for 2 s, then the pill, then a line ----
 function connection() {
-  let since = 0, pillTimer, lineTimer, ticking, next = 0;
+  let since = 0, pillTimer, lineTimer, ticking, next = 0, stopping = false;
   const pill = () => $("#status");
   const lineOf = () => $(".lost");
   figures.states.add((state, detail) => {
     if (state === "live") {
-      clearTimeout(pillTimer); clearTimeout(lineTimer); clearInterval(ticking); pillTimer = lineTimer = null; since = 0;
+      clearTimeout(pillTimer); clearTimeout(lineTimer); clearInterval(ticking); pillTimer = lineTimer = null; since = 0; stopping = false;
       lineOf()?.remove(); delete document.body.dataset.lost; pill().className = "pill good live"; text(pill(), "Live"); aboutServer();
       for (const b of $$("[data-writes]")) { b.disabled = false; b.title = ""; }
       return;
     }
     if (state === "refused" && detail.status === 403) { pill().className = "pill ring"; text(pill(), "Limited"); pill().title = "This token may not see the figures of the server"; return; }
+    if (state === "stopping") stopping = true; // the connection ends next
     if (state !== "lost") return;
     next = Date.now() + detail * 1000;
     if (!since) since = Date.now();
@@ -128,7 +129,7 @@ function connection() {
     lineTimer ??= setTimeout(() => {
       const again = h("span", {});
       const say = () => text(again, `Trying again in ${Math.max(0, Math.ceil((next - Date.now()) / 1000))} s.`);
-      $(".top").after(h("div", { class: "lost", role: "alert" }, icon("alert"), h("span", { class: "grow" }, "No connection since ", new Date(since).toTimeString().slice(0, 8), ". What you see is from then. ", again), h("button", { class: "btn sm", type: "button", onclick: () => figures.stream.wake() }, "Try now")));
+      $(".top").after(h("div", { class: "lost", role: "alert" }, icon("alert"), h("span", { class: "grow" }, stopping ? "The server is stopping. Reconnecting when it is back. " : "", `No connection since ${new Date(since).toTimeString().slice(0, 8)}. What you see is from then. `, again), h("button", { class: "btn sm", type: "button", onclick: () => figures.stream.wake() }, "Try now")));
       say(); ticking = setInterval(say, 1000);
     }, LINE_MS);
   });

@@ -1,7 +1,8 @@
 // One channel: live tail with a filter, why an event matches, publish.
-import { $, $$, Exact, bytes, button, clock, empty, h, head, icon, int, parse, rate, sign, text } from "../ui.js";
+import { $, $$, Exact, bytes, button, clock, empty, h, head, icon, int, parse, plural, rate, sign, text } from "../ui.js";
 import { Stream, allChannels, call, draft, figures, poll, publish } from "../api.js";
 import { act, closeAll, copy, curl, dialog, field, quote, toast } from "../shell.js";
+import { FieldChart } from "../fieldchart.js";
 import { FilterBox, LastDay } from "../filterbox.js";
 import { drawn, explain, leaves, marked, standing, verdict } from "../explanation.js";
 import { remember } from "../main.js";
@@ -31,8 +32,9 @@ export function publishForm(channel, template) {
 
 export default async function channel(root, { name, params }) {
   const path = `/channels/${encodeURIComponent(name)}`;
-  let events = [], filter = { source: "", dialect: "query-string" }, stream = null, paused = false, chosen = null, seen = 0, judged = 0, hits = 0, began = Date.now(), unjudged = [], fresh = [], rootOf = "event", fields = [], info = null, atPause = null, awaited = params.get("at"), painting = false, filterTurn = 0, backlog = 0, lostAt = 0, only = false, refusal = null;
+  let events = [], filter = { source: "", dialect: "query-string" }, stream = null, paused = false, chosen = null, seen = 0, judged = 0, skipped = 0, hits = 0, began = Date.now(), unjudged = [], fresh = [], rootOf = "event", fields = [], info = null, atPause = null, awaited = params.get("at"), painting = false, filterTurn = 0, lostAt = 0, only = false, refusal = null;
   const picked = new Set();
+  let notes = [], back = null; // notes stand below the next event that comes; `back` counts what came after a lost connection
 
   // ---- markup ----
   const facts = h("p", { class: "facts" }, h("span", {}, h("b", { id: "rate" }, "0"), " events/s"));
@@ -44,9 +46,12 @@ export default async function channel(root, { name, params }) {
   const panel = h("aside", { class: "card", "aria-label": "Selected event", id: "panel" }, h("header", {}, title, h("div", { class: "right row" }, again, copyEvent)), h("div", { id: "panel-body", hidden: true }, answer, tree, h("section", { class: "section" }, h("div", { class: "row" }, h("h2", {}, "Standing filters it satisfies"), standingNumber), standingList), h("section", { class: "section" }, h("div", { class: "row" }, h("h2", {}, "Event"), h("span", { class: "faint" }, "marked: what the filter looks at")), json), h("section", { class: "section" }, h("div", { class: "row" }, h("a", { id: "to-why", href: "#/why" }, "Open in Why")))), h("div", { class: "empty", id: "panel-empty" }, icon("why"), h("strong", {}, "Why did it match?"), "Choose an event to see which conditions held."));
   const box = new FilterBox({ dialect: params.get("dialect") ?? "query-string", source: params.get("filter") ?? "", name: `tail.${name}`, onvalid: applied, extra: h("label", {}, h("span", { class: "vh" }, "Start at"), start) }), day = new LastDay();
   const subscribers = h("span", { class: "n" }), viewTab = h("a", {}, "Live view");
-  root.append(head(name, facts, button(h("span", { class: "hide-s" }, "Copy as curl"), "copy", () => copy(filter.dialect === "query-string" ? curl(`${path}?${filter.source}`) : curl("/filters/count", { body: { channel: name, filter: filter.source, dialect: filter.dialect } }), "curl command"), { id: "curl", "aria-label": "Copy as curl", "data-key": "y" }), button("Link", "link", () => copy(location.href, "Link"), { id: "link" }), button("Publish", "send", () => publishForm(name, template()), { class: "primary", id: "publish", "data-writes": "" })),
+  const chart = new FieldChart({ chosen: params.get("chart"), onpick: (picked) => { params.set("chart", picked); address(); drawChart(); } });
+  const address = () => remember({ filter: filter.source, dialect: filter.source ? filter.dialect : "", from: params.get("from"), at: chosen ? String(chosen.offset) : "", chart: params.get("chart") });
+  const drawChart = () => chart.draw(events.filter(visible).reverse());
+  root.append(head(name, facts, button(h("span", { class: "hide-s" }, "Copy as curl"), "copy", () => copy(filter.dialect === "query-string" ? curl(`${path}${from() ? `/from/${encodeURIComponent(from())}` : ""}${filter.source ? `?${filter.source}` : ""}`) : curl("/filters/count", { body: { channel: name, filter: filter.source, dialect: filter.dialect } }), "curl command"), { id: "curl", "aria-label": "Copy as curl", "data-key": "y" }), button("Link", "link", () => copy(location.href, "Link"), { id: "link" }), button("Publish", "send", () => publishForm(name, template()), { class: "primary", id: "publish", "data-writes": "" })),
     h("nav", { class: "tabs", "aria-label": "Parts of this channel" }, h("a", { href: location.hash, "aria-current": "page", onclick: (e) => e.preventDefault() }, "Live tail"), viewTab, h("a", { href: `#/queries?channel=${encodeURIComponent(name)}` }, "Subscribers ", subscribers), h("a", { href: location.hash, onclick: (e) => { e.preventDefault(); publishForm(name, template()); } }, "Publish")),
-    h("div", { class: "two fit" }, h("div", { class: "stack" }, h("section", { class: "card", "aria-label": "Filter" }, box.el, day.el), h("section", { class: "card", "aria-labelledby": "h-tail" }, h("header", {}, h("h2", { id: "h-tail" }, "Events"), seenBox, h("div", { class: "right" }, h("label", { class: "switch" }, onlyBox, " Matches only"), state, pause)), held, tailbox)), panel),
+    h("div", { class: "two fit" }, h("div", { class: "stack" }, h("section", { class: "card", "aria-label": "Filter" }, box.el, day.el), h("section", { class: "card", "aria-labelledby": "h-tail" }, h("header", {}, h("h2", { id: "h-tail" }, "Events"), seenBox, h("div", { class: "right" }, h("label", { class: "switch" }, onlyBox, " Matches only"), state, pause)), held, tailbox), chart.el), panel),
     h("button", { hidden: true, type: "button", "data-key": "w", onclick: () => panel.scrollIntoView({ block: "nearest" }) }), h("button", { hidden: true, type: "button", "data-key": "x", onclick: () => { if (!chosen) return; if (picked.has(chosen)) picked.delete(chosen); else picked.add(chosen); marks(); } }));
   const template = () => { const last = chosen ?? events[0]; return last ? JSON.stringify(JSON.parse(renamed(last.source, uuid())), null, 2) : undefined; };
 
@@ -58,13 +63,17 @@ export default async function channel(root, { name, params }) {
       h("td", {}, yes === null ? null : yes ? sign("yes") : sign("idle", "no"), h("span", { class: "vh" }, yes === null ? "" : yes ? "matches" : "does not match")), h("td", { class: "num hide-s" }, int(one.offset)), h("td", {}, clock(one.time), h("span", { class: "faint hide-s" }, `.${String(one.time % 1000).padStart(3, "0")}`)), h("td", { class: "hide-s" }, plain(event.type ?? "")), h("td", { class: "hide-s hide-m" }, plain(event.subject ?? "")), h("td", {}, cells.map(([k, v]) => [h("span", { class: "k" }, `${k} `), h("span", { class: "v" }, plain(v).slice(0, 80)), h("span", { class: "sp" })])));
   }
   const visible = (one) => !only || one.why?.matches;
+  const notesOf = (one) => (one.notes ?? []).map((note) => note.row ??= h("tr", { class: "note" }, h("td", { colspan: "6", role: "status" }, note.text)));
+  // The newest of a list; the notes of the others move to the oldest that is left.
+  const newest = (list, max) => { const kept = list.slice(-max), lost = list.slice(0, -max).flatMap((one) => one.notes ?? []); if (lost.length && kept.length) kept[0].notes = [...lost, ...(kept[0].notes ?? [])]; return kept; };
   function redraw() {
-    rows.replaceChildren(...events.filter(visible).map((e) => line(e)));
+    rows.replaceChildren(...events.flatMap((e) => [...(visible(e) ? [line(e)] : []), ...notesOf(e)]));
     if (!rows.children.length) rows.append(h("tr", {}, h("td", { colspan: "6" }, refusal ? empty("alert", refusal.title ?? "The channel cannot be read", refusal.message, h("code", {}, refusal.code)) : events.length ? empty("queries", "Nothing matched yet", "Events come, but none satisfies the filter. Untick “Matches only” to see why.") : empty("channels", "No event yet", "New events appear here as they are published."))));
     counts(); marks();
   }
   const marks = () => { for (const r of $$("tr.pick", rows)) r.setAttribute("aria-selected", r.dataset.offset === String(chosen?.offset) ? "true" : "false"); text(again, picked.size > 1 ? `Publish ${picked.size} again` : "Publish again"); };
-  function counts() { text(seenBox, filter.source ? `${int(hits)} of ${int(judged)} matched since ${clock(began).slice(0, 5)}` : `${int(seen)} since ${clock(began).slice(0, 5)}`); }
+  const passed = () => (skipped ? `, ${int(skipped)} skipped` : "");
+  function counts() { text(seenBox, filter.source ? `${int(hits)} of ${int(judged)} matched since ${clock(began).slice(0, 5)}${passed()}` : `${int(seen)} since ${clock(began).slice(0, 5)}${passed()}`); }
   const following = () => tailbox.scrollTop < 8;
   function tailstate() {
     if (paused) { state.className = "pill warn ring"; text(state, "Paused"); } else if (lostAt) { state.className = "pill warn half"; text(state, "Reconnecting"); } else if (fresh.length) { state.className = "pill info"; text(state, `${int(fresh.length)} new`); } else { state.className = "pill good live"; text(state, "Following"); }
@@ -75,7 +84,7 @@ export default async function channel(root, { name, params }) {
     const list = fresh.splice(0);
     if (!list.length) return;
     if (!events.length) rows.replaceChildren();
-    for (const one of list) { events.unshift(one); if (visible(one)) { if ($(".empty", rows)) rows.replaceChildren(); rows.prepend(line(one, list.length < 20)); } }
+    for (const one of list) { events.unshift(one); if (one.notes || visible(one)) { if ($(".empty", rows)) rows.replaceChildren(); rows.prepend(...(visible(one) ? [line(one, list.length < 20)] : []), ...notesOf(one)); } }
     while (events.length > MAX) { const old = events.pop(); picked.delete(old); if (old !== chosen) $(`tr[data-offset="${old.offset}"]`, rows)?.remove(); }
     while (rows.children.length > MAX) rows.lastChild.remove();
     if (!rows.children.length) redraw();
@@ -92,13 +101,13 @@ export default async function channel(root, { name, params }) {
     judging = true;
     try {
       while (unjudged.length) {
-        const turn = filterTurn, list = unjudged.splice(0).slice(-JUDGE_MAX);
+        const turn = filterTurn, list = newest(unjudged.splice(0), JUDGE_MAX);
         const found = await explain(filter, list.map((one) => one.source));
         if (turn !== filterTurn) { unjudged.unshift(...list); continue; } // the filter changed: judge them by the new one
         rootOf = found.root;
         if (found.explanations.length) fields = [...new Set(leaves(found.explanations[0]).map((c) => c.path))];
         list.forEach((one, i) => { one.why = found.explanations[i]; judged++; if (one.why.matches) hits++; });
-        fresh.push(...list); if (fresh.length > MAX) fresh = fresh.slice(-MAX);
+        fresh.push(...list); if (fresh.length > MAX) fresh = newest(fresh, MAX);
         paint();
         await new Promise((go) => setTimeout(go, JUDGE_MS));
       }
@@ -118,7 +127,7 @@ export default async function channel(root, { name, params }) {
   }
   async function applied(valid) {
     filter = valid;
-    remember({ filter: valid.source, dialect: valid.source ? valid.dialect : "", from: params.get("from"), at: chosen ? String(chosen.offset) : "" });
+    address();
     viewTab.href = `#/views/${encodeURIComponent(name)}?${new URLSearchParams({ filter: valid.source, dialect: valid.dialect })}`;
     day.show(name, valid);
     try { await rejudge(); } catch (error) { toast("Events could not be explained", error.message, "bad"); }
@@ -132,20 +141,37 @@ export default async function channel(root, { name, params }) {
   function open(lastId = "", place = "") {
     stream?.close();
     stream = new Stream(`${path}${place ? `/from/${encodeURIComponent(place)}` : ""}?${query()}`, { lastId, headers: { "Virta-Slow-Consumer": "drop-oldest" }, onframe: arrived, onstate: (s, detail) => {
-      if (s === "live") { if (refusal) { refusal = null; redraw(); } if (lostAt) { backlog = seen; lostAt = 0; } text(state, "Following"); } else if (s === "lost") lostAt ||= Date.now(); else if (s === "refused") { refusal = detail; redraw(); }
+      if (s === "live") { if (refusal) { refusal = null; redraw(); } if (lostAt) { lostAt = 0; cameBack(); } text(state, "Following"); } else if (s === "lost") lostAt ||= Date.now(); else if (s === "refused") { refusal = detail; redraw(); }
       tailstate();
     } });
   }
   const reopen = () => { if (!paused) open(stream?.lastId ?? ""); };
+  const gapText = ({ reason, from, resumedAt }) => { const lost = from !== undefined && resumedAt > from ? `offsets ${int(from)} to ${int(resumedAt - 1)}` : ""; return reason === "trimmed" && lost ? `Not in the log any more: ${lost}` : reason === "damaged" && lost ? `Damaged in the log: ${lost}` : `Some events may be missing here (${reason}); continued at offset ${int(resumedAt ?? 0)}`; };
+  const say = (note, words) => { note.text = words; if (note.row) text(note.row.firstChild, words); };
+  const caughtUp = () => { if (back.count) say(back, `Back. ${plural(back.count, "event")} came meanwhile.`); back = null; };
+  // The stream has resumed: what the channel has by now, and was not here before, came meanwhile.
+  async function cameBack() {
+    const mine = back = { text: "Back.", count: 0, until: Infinity };
+    try {
+      const last = (await allChannels()).find((c) => c.name === name)?.lastOffset ?? -1;
+      if (back !== mine) return;
+      mine.until = last;
+      if ([...events, ...fresh, ...unjudged].some((e) => e.offset >= last)) caughtUp();
+    } catch { if (back === mine) back = null; }
+  }
   function arrived(frame) {
-    if (frame.event === "gap") { const gap = JSON.parse(frame.data); toast("Some events are not in the log any more", `${gap.reason}: continued at offset ${int(gap.resumedAt ?? 0)}`, "warn"); return; }
+    if (frame.event === "gap") { notes.push({ text: gapText(JSON.parse(frame.data)) }); return; }
     if (frame.event === "overflow") { toast("The tail skipped events", `${int(JSON.parse(frame.data).dropped)} came faster than this page can read.`, "warn"); return; }
     if (frame.event !== "data") return;
     seen++;
     const about = frame.comment ? JSON.parse(frame.comment) : {};
     let event; try { event = parse(frame.data); } catch { return; }
-    unjudged.push({ offset: about.offset ?? 0, time: Date.parse(about.timestamp ?? "") || Date.now(), source: frame.data, event, why: null });
-    if (unjudged.length > 4 * JUDGE_MAX) unjudged = unjudged.slice(-JUDGE_MAX);
+    const one = { offset: about.offset ?? 0, time: Date.parse(about.timestamp ?? "") || Date.now(), source: frame.data, event, why: null };
+    if (back && one.offset > back.until) caughtUp();
+    if (back) { if (!back.count++) notes.push(back); if (one.offset === back.until) caughtUp(); }
+    if (notes.length) one.notes = notes.splice(0);
+    unjudged.push(one);
+    if (unjudged.length > 4 * JUDGE_MAX) { skipped += unjudged.length - JUDGE_MAX; unjudged = newest(unjudged, JUDGE_MAX); }
     judge();
   }
   async function recount() {
@@ -173,7 +199,7 @@ export default async function channel(root, { name, params }) {
     if (one.why) { answer.replaceChildren(verdict(one.why, { filtered: Boolean(filter.source) })); tree.replaceChildren(drawn(one.why)); json.replaceChildren(marked(one.event, one.why, rootOf)); }
     standing(standingList, standingNumber, name, one.source);
     $("#to-why").href = `#/why?${new URLSearchParams({ channel: name, offset: String(one.offset), filter: filter.source, dialect: filter.dialect })}`;
-    remember({ filter: filter.source, dialect: filter.source ? filter.dialect : "", from: params.get("from"), at: String(one.offset) });
+    address();
   }
   async function republish() {
     const list = picked.size ? [...picked] : chosen ? [chosen] : [];
@@ -185,7 +211,7 @@ export default async function channel(root, { name, params }) {
 
   onlyBox.addEventListener("change", () => { only = onlyBox.checked; redraw(); reopen(); });
   start.addEventListener("change", () => {
-    const restart = (place) => { params.set("from", place); events = []; fresh = []; unjudged = []; chosen = null; seen = hits = judged = 0; redraw(); if (paused) setPause(false); open("", place); remember({ filter: filter.source, dialect: filter.dialect, from: place }); };
+    const restart = (place) => { params.set("from", place); events = []; fresh = []; unjudged = []; chosen = null; seen = hits = judged = skipped = 0; redraw(); if (paused) setPause(false); open("", place); address(); };
     if (start.value === "offset" || start.value === "time") {
       const offset = start.value === "offset", input = h("input", { type: offset ? "number" : "datetime-local", min: "0", step: "1", required: true, "aria-label": offset ? "Offset" : "Time" });
       dialog(offset ? "From offset" : "From time", h("form", { class: "stack", onsubmit: (e) => { e.preventDefault(); closeAll(); restart(offset ? input.value : new Date(input.value).toISOString()); } }, field(offset ? "First offset to show" : "First time to show", input), h("div", { class: "row" }, h("button", { class: "btn primary", type: "submit" }, "Show"))));
@@ -200,6 +226,6 @@ export default async function channel(root, { name, params }) {
   if (wanted === "earliest") start.value = wanted; else if (/^[0-9]+$/.test(wanted)) start.value = "offset"; else if (wanted) start.value = "time";
   open("", wanted);
   await box.check();
-  const ends = [poll(recount, 2000)];
+  const ends = [poll(recount, 2000), poll(async () => drawChart(), 1000), () => chart.close()];
   return () => { for (const end of ends) end(); stream.close(); clearTimeout(hiddenTimer); document.removeEventListener("visibilitychange", hidden); };
 }

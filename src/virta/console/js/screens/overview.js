@@ -30,7 +30,7 @@ export default async function overview(root) {
     const mine = ++asked;
     try { const found = await call(`/stats/history?step=${step}`); if (mine === asked) { series = { ...series, events: found.eventsPerSecond, deliveries: found.deliveriesPerSecond, p50: found.p50Ms, p99: found.p99Ms }; if (step === 1) { seed(0, series.events); seed(1, series.deliveries); seed(2, series.p50); } draw(); } } catch { /* the pill says it */ }
   }
-  const seed = (index, list) => t.set(index, "0", "", list.slice(-60).filter((v) => v !== null));
+  const seed = (index, list) => t.set(index, null, "", list.slice(-60).filter((v) => v !== null));
   function draw() {
     if (document.hidden) return;
     flow.set([pad(series.events), pad(series.deliveries)], Date.now(), step * 1000); lat.set([pad(series.p50), pad(series.p99)], Date.now(), step * 1000);

@@ -2,11 +2,22 @@
 import { Chart } from "../chart.js";
 import { $, button, clock, empty, h, head, icon, int, legend, pill, problem, rate, s, short, text, tiles } from "../ui.js";
 import { call, poll } from "../api.js";
-import { act, toast } from "../shell.js";
+import { act, crumbs } from "../shell.js";
 
 const STATES = { running: ["good live", "Running"], starting: ["warn half", "Starting"], waiting: ["warn half", "Waiting"], stopping: ["warn half", "Stopping"], finished: ["ring", "Finished"], stopped: ["ring", "Stopped"], "never run": ["ring", "Never run"], failed: ["bad sq", "Failed"], lost: ["bad sq", "Lost"], invalid: ["bad sq", "Invalid"] };
 const PICS = { source: "channels", dedupe: "dedupe", filter: "queries", columns: "columns", aggregate: "sum", channel: "channels", "dead letters": "skull" };
-const ROWS = [{ name: "rows", color: "accent", fill: true }];
+// A text that may go on in the next line after each sign in it.
+const breakable = (title) => title.split(/(?<=[./&;,:=_])/).flatMap((piece) => [piece, h("wbr")]);
+// Rows per second over the last micro-batches: between two of them nothing is counted. A new run counts from 0.
+function measured(samples, rows) {
+  if (samples.length && rows < samples.at(-1)[1]) samples.length = 0;
+  samples.push([Date.now(), rows]);
+  while (samples.length > 2 && samples[0][0] < Date.now() - WINDOW_MS) samples.shift();
+  const [began, before] = samples[0], passed = Date.now() - began;
+  return passed < 1000 ? null : ((rows - before) * 1000) / passed;
+}
+const EVERY = { "available-now": "reads to the end, then stops", continuous: "all the time" };
+const WINDOW_MS = 30_000, ROWS = [{ name: "rows", color: "accent", fill: true }];
 
 export default async function pipelines(root, { name }) {
   const list = h("ul", { class: "pipe-list", id: "list" }), number = h("div", { class: "right faint" }), invalid = h("div", { class: "stack" }), main = h("div", { class: "stack", id: "pipeline" });
@@ -20,15 +31,16 @@ export default async function pipelines(root, { name }) {
       h("section", { class: "card", "aria-labelledby": "h-graph" }, h("header", {}, h("h2", { id: "h-graph" }, "From source to sinks"), h("div", { class: "right" }, file)), graph), h("div", { class: "wide" }, h("section", { class: "card", "aria-labelledby": "h-log" }, h("header", {}, h("h2", { id: "h-log" }, "Log"), h("div", { class: "right" }, h("label", { class: "switch" }, follow, " Follow"))), log), h("section", { class: "card", "aria-labelledby": "h-chart" }, h("header", {}, h("h2", { id: "h-chart" }, "Rows per second"), key), h("div", { class: "body" }, box))));
     part?.chart.close();
     const chart = new Chart(box, { series: ROWS, step: 2000, label: "Rows read per second. Arrow keys read single values." });
-    part = { name: p.pipeline, state, facts, graph, file, log, follow, t, chart, key, speeds: Array(150).fill(null), rows: null };
+    part = { name: p.pipeline, state, facts, graph, file, log, follow, t, chart, key, speeds: Array(150).fill(null), samples: [] };
     drawGraph(p.pipeline, graph, file);
   }
   async function drawGraph(wanted, box, file) {
     try {
       const found = await call(`/pipelines/${encodeURIComponent(wanted)}/graph`);
       text(file, found.file.split("/").slice(-2).join("/"));
-      const ol = h("ol", {}, found.steps.map((step, i) => h("li", { class: step.length > 1 ? "fan" : "" }, step.map((one, k) => h("div", { class: `gnode ${one.kind === "dead letters" ? "dead" : ""}`, id: `n-${i}-${k}` }, h("h3", {}, icon(PICS[one.kind] ?? "db"), one.kind.replace(/^./, (c) => c.toUpperCase())), h("strong", { class: "clip", title: one.title }, one.title), h("span", { class: "fig" }, one.detail))))));
-      ol.style.gridTemplateColumns = matchMedia("(max-width: 720px)").matches ? "" : `repeat(${found.steps.length}, minmax(8rem, 1fr))`;
+      if (part?.name === wanted) { part.every = EVERY[found.trigger] ?? `every ${found.trigger}`; part.letters = found.steps.at(-1).find((one) => one.kind === "dead letters")?.title; }
+      const ol = h("ol", {}, found.steps.map((step, i) => h("li", { class: step.length > 1 ? "fan" : "" }, step.map((one, k) => h("div", { class: `gnode ${one.kind === "dead letters" ? "dead" : ""}`, id: `n-${i}-${k}` }, h("h3", {}, icon(PICS[one.kind] ?? "db"), one.kind.replace(/^./, (c) => c.toUpperCase())), h("strong", {}, breakable(one.title)), h("span", { class: "fig" }, one.detail))))));
+      ol.style.gridTemplateColumns = matchMedia("(max-width: 720px)").matches ? "" : `repeat(${found.steps.length}, minmax(min-content, 1fr))`;
       const wires = s("svg", { class: "wires", "aria-hidden": "true" });
       box.replaceChildren(wires, ol);
       const wire = () => {
@@ -43,12 +55,12 @@ export default async function pipelines(root, { name }) {
   }
   async function fill(p) {
     part.state.replaceChildren(pill(...(STATES[p.state] ?? ["", p.state])));
-    part.facts.replaceChildren(...[p.description && h("span", {}, p.description), h("span", {}, "started again ", h("b", {}, int(p.restarts ?? 0)), " times"), p.reason && h("span", { class: "bad" }, p.reason)].filter(Boolean));
+    part.facts.replaceChildren(...[p.description && h("span", {}, p.description), part.every && h("span", {}, part.every), h("span", {}, "started again ", h("b", {}, int(p.restarts ?? 0)), " times"), p.reason && h("span", { class: "bad" }, p.reason)].filter(Boolean));
     const running = p.state === "running"; if (part.running !== running) { part.running = running; part.wire?.(); }
     $("#stop").disabled = !["running", "starting", "waiting"].includes(p.state); $("#begin").hidden = !$("#stop").disabled;
-    const speed = part.rows === null ? null : Math.max(0, (p.rows - part.rows) / 2); part.rows = p.rows; part.speeds.push(speed); part.speeds.shift();
+    const speed = measured(part.samples, p.rows ?? 0); part.speeds.push(speed); part.speeds.shift();
     const mark = p.watermark && Date.parse(p.watermark) > 0 ? (Date.now() - Date.parse(p.watermark)) / 1000 : null;
-    part.t.set(0, rate(speed ?? p.rows_per_second ?? 0), `${short(p.rows ?? 0)} in this run`, speed ?? 0); part.t.set(1, p.lag === null ? "none" : int(p.lag ?? 0), p.lag ? "records not read yet" : "up to date", p.lag ?? 0); part.t.set(2, mark === null ? "none" : int(mark), mark === null ? "no windows" : `at ${clock(Date.parse(p.watermark))}`, mark ?? undefined); part.t.set(3, int(p.late ?? 0), "after their window", p.late ?? 0); part.t.set(4, int(p.dead ?? 0), "among the dead letters", p.dead ?? 0);
+    part.t.set(0, rate(speed ?? 0), `${short(p.rows ?? 0)} in this run`, speed ?? 0); part.t.set(1, p.lag === null ? "none" : int(p.lag ?? 0), p.lag ? "records not read yet" : "up to date", p.lag ?? 0); part.t.set(2, mark === null ? "none" : int(mark), mark === null ? "no windows" : `at ${clock(Date.parse(p.watermark))}`, mark ?? undefined); part.t.set(3, int(p.late ?? 0), "after their window", p.late ?? 0); part.t.set(4, int(p.dead ?? 0), part.letters ? `in ${part.letters}` : "given up", p.dead ?? 0);
     part.chart.set([part.speeds], Date.now(), 2000); legend(part.key, ROWS, [rate(speed ?? 0)]);
     try { const found = await call(`/pipelines/${encodeURIComponent(p.pipeline)}/log?lines=80`); if (part?.name === p.pipeline) { const lines = found.lines.length ? found.lines : ["Nothing was printed yet"]; if (part.log.childElementCount !== lines.length || part.log.lastChild?.textContent !== lines.at(-1)) { part.log.replaceChildren(...lines.map((line) => h("div", {}, line))); if (part.follow.checked) part.log.scrollTop = 1e9; } } } catch { /* shown by the list */ }
   }
@@ -60,7 +72,7 @@ export default async function pipelines(root, { name }) {
     list.replaceChildren(...good.map((p) => h("li", {}, h("a", { href: `#/pipelines/${encodeURIComponent(p.pipeline)}`, "aria-current": p === now ? "true" : null }, h("strong", { class: "clip" }, p.pipeline), pill(...(STATES[p.state] ?? ["", p.state])), h("span", { class: "meta" }, h("span", {}, `${short(p.rows ?? 0)} rows`), h("span", {}, p.lag ? `lag ${short(p.lag)}` : ""))))));
     invalid.replaceChildren(...bad.map((p) => h("section", { class: "card problem", "aria-label": p.pipeline }, h("header", {}, h("h2", { class: "clip" }, p.pipeline), h("div", { class: "right" }, pill(...STATES.invalid))), h("div", { class: "body stack" }, h("ol", { class: "faults" }, (p.reason ?? "").split("; ").map((line) => h("li", {}, line)))), h("footer", {}, "Correct the file, then restart the server."))));
     if (!now) { if (!main.children.length) main.replaceChildren(h("div", { class: "card" }, empty("pipelines", "No pipelines run here", "List pipeline files when the server starts:", h("code", {}, "virta serve --pipelines 'pipelines/*.toml'")))); return; }
-    if (shown !== now.pipeline) { shown = now.pipeline; open(now); }
+    if (shown !== now.pipeline) { shown = now.pipeline; crumbs("pipelines", "Pipelines", shown); open(now); }
     await fill(now);
   }
   const end = poll(load, 2000);
