@@ -14,7 +14,7 @@ NATIVE := $(wildcard native/*)
 VERSION = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 MADE := $(or $(if $(PYTHON_GIVEN),,$(firstword $(wildcard $(VENV)/.python-*))),$(VENV)/.python-$(VERSION))
 
-.PHONY: help setup run demo log-demo test test-fast test-spark crash-spark lint format bench bench-log bench-topics bench-tier bench-match bench-journal bench-views bench-server bench-spark bench-spark-tier bench-nexmark bench-cdc soak-server fuzz wheel clean docs
+.PHONY: help setup run demo log-demo test test-fast test-spark crash-spark lint format bench bench-log bench-topics bench-tier bench-match bench-journal bench-views bench-server bench-spark bench-spark-tier bench-nexmark bench-cdc soak-server fuzz wheel clean docs reference
 
 help:
 	@echo "make run     install what serving needs and serve on port 8232"
@@ -55,10 +55,10 @@ demo: $(SERVE)
 log-demo: $(SERVE)
 	$(BIN)/python examples/log_demo.py
 
-# Two processes, each with whole files: most tests wait for processes and sockets of their own.
+# Two processes, each with whole files, in our order: most tests wait for processes and sockets of their own.
 # A test that hangs beyond its time limit ends its process, and with it the run.
 test: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --timeout-method thread --max-worker-restart 0
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout-method thread --max-worker-restart 0
 
 test-fast: setup
 	$(BIN)/python -m pytest -m "not slow"
@@ -152,9 +152,13 @@ fuzz: setup
 	PYTHONMALLOC=malloc PYTHONPATH=$(FUZZ)/site:tests:tests/match:tests/filters $(BIN)/python $$script --seconds $(FUZZ_SECONDS) || exit 1; \
 	done
 
+# The pages of docs/ that are written from the code.
+reference: setup
+	$(BIN)/python tests/server/api/routes_page.py
+
 # The docs as a site: build/site/index.html.
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict # --quiet would hide the warnings from --strict
 	@echo "build/site/index.html"
 
 # Source archive and wheel in dist/; a test installs both outside of the tree.

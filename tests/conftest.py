@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from asyncio.selector_events import BaseSelectorEventLoop
 from pathlib import Path
 
 import hypothesis
@@ -34,12 +35,43 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 
 
 def pytest_collection_modifyitems(items):
-    """Refuse two tests with one id: pytest-xdist would run one of them and say nothing of the other."""
+    """
+    Put files with slow tests first: begun last, they would keep one process busy after the other has ended.
+
+    Two tests with one id are refused: pytest-xdist would run one of them and say nothing of the other.
+    """
     found = set()
     for item in items:
         if item.nodeid in found:
             raise pytest.UsageError(f"several tests have the id {item.nodeid}")
         found.add(item.nodeid)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+# Connections that were open when an event loop was closed.
+LEFT_OPEN = []
+close_loop = BaseSelectorEventLoop.close
+
+
+def close_and_note(loop):
+    LEFT_OPEN.extend(repr(one) for one in loop._transports.values() if one._sock is not None)
+    close_loop(loop)
+
+
+BaseSelectorEventLoop.close = close_and_note
+
+
+@pytest.fixture(autouse=True)
+def _loops_end_without_connections():
+    """
+    A test that ends an event loop before its connections are closed fails.
+
+    Otherwise the ResourceWarning comes when the collector finds one, in whatever test runs then.
+    """
+    LEFT_OPEN.clear()
+    yield
+    assert LEFT_OPEN == [], "open when the event loop ended"
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
 """
 Run the differential tests of the native engines with new seeds until the time is up: `make fuzz`.
 
-Damaged streams, commands of jobs, batches of events and tables of keys go through the native engine and
-the plain one, which defines what is right. `make fuzz` builds the native code with sanitizers.
+Damaged streams, commands of jobs, batches of events, tables of keys and steps of live views go through the
+native engine and the plain one, which defines what is right. `make fuzz` builds the native code with sanitizers.
 Cases come from a random number generator, in every tenth round also from Hypothesis, which chooses its values
 better and needs far longer for each. A failure prints the seed that repeats it.
 """
@@ -28,12 +28,14 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("fuzz")
 sys.path += [
-    str(HERE / place) for place in ("journal", "journal/protocol", "journal/serving", "hub")
+    str(HERE / place)
+    for place in ("journal", "journal/protocol", "journal/serving", "hub", "views")
 ]
 
 import test_event_batch as batch  # noqa: E402
 import test_journal_codec as codec  # noqa: E402
 import test_journal_tcp as connections  # noqa: E402
+import test_view_engines as views  # noqa: E402
 
 from virta import native  # noqa: E402
 from virta.journal.protocol import messages as m  # noqa: E402
@@ -43,6 +45,13 @@ TESTS = (
     codec.test_both_engines_agree,
     batch.test_an_event_batch_is_never_anything_else,
     batch.test_the_tables_of_keys_agree,
+    views.test_changes_are_read_alike,
+    views.test_stored_events_are_known,
+    views.test_streams_are_alike,
+    views.test_numbers_are_found_alike,
+    views.test_members_are_found_alike,
+    views.test_values_are_put_alike,
+    views.test_rows_are_set_alike,
 )
 CASES = 200  # of each test, by the random number generator
 HYPOTHESIS_EVERY = 10  # rounds
@@ -89,6 +98,71 @@ class Cases:
                 )
             )
         return steps, rng.randint(1, 6)
+
+    def row_change(self):
+        rng = self._rng
+        event = {"subject": "k"} if rng.random() < 0.8 else {}
+        for _ in range(rng.randrange(4)):
+            value = rng.choice([self._json(3), "a.deleted", None, self._envelope()])
+            event[rng.choice(["subject", "type", "data", "data", "id", "ä"])] = value
+        change = bytes([rng.choice(b'"\\,:[]{}0-.eu\x00\n\xff x')]) if rng.random() < 0.5 else None
+        return event, rng.random() < 0.5, rng.random(), change
+
+    def _envelope(self):
+        rng = self._rng
+        found = {"op": rng.choice("cudtrx"), "source": self._json(1)}
+        parts = [("before", self._json(2)), ("after", {"a": 1}), ("after", self._json(1))]
+        return found | dict(rng.sample(parts, rng.randrange(3)))
+
+    def view_frames(self):
+        return self._several(self._view_frame), self._rng.random() < 0.5
+
+    def _view_frame(self):
+        rng = self._rng
+        return views.ViewFrame(
+            rng.choice(["row", "enter", "update", "leave"]),
+            rng.choice([-2, -1, 0, self._u64() // 2]),
+            rng.choice(["42", "a/b", self._text(12)]),
+            self._u64() // 2,
+            self._or_none(self._bytes),
+            rng.choice(["", "changed", "deleted"]),
+            {"rows": 1} if rng.random() < 0.1 else None,
+        )
+
+    def key_numbers(self):
+        rng = self._rng
+        keys = rng.choice([3, 30, len(views.NUMBER_KEYS)])
+        return ([(rng.randrange(5), rng.randrange(keys)) for _ in range(rng.randrange(300))],)
+
+    def member_sets(self):
+        rng = self._rng
+
+        def batch():
+            few = [rng.randrange(rng.choice([10, 2**32])) for _ in range(6)]
+            return [rng.choices(few, k=rng.choice([0, 1, 1, 1, 2])) for _ in range(20)]
+
+        return ([batch() if rng.random() < 0.9 else None for _ in range(rng.randrange(6))],)
+
+    def row_values(self):
+        rng = self._rng
+        runs = [
+            [(rng.randrange(40), rng.randrange(90)) for _ in range(rng.randrange(6))]
+            for _ in range(rng.randrange(9))
+        ]
+        return runs, rng.randrange(600)
+
+    def row_steps(self):
+        rng = self._rng
+        queries = len(views.QUERIES)
+        steps = [
+            (
+                [(rng.choice("klmnä"), rng.randrange(4), rng.randrange(3)) for _ in range(12)],
+                rng.randrange(queries) if rng.random() < 0.1 else None,
+            )
+            for _ in range(rng.randrange(8))
+        ]
+        consumers = [rng.choices([None, True, False], k=rng.randrange(3)) for _ in range(queries)]
+        return steps, consumers, rng.choice([3, 1000, 1000])
 
     def _several(self, make):
         return [make() for _ in range(self._rng.randrange(5))]
@@ -178,7 +252,19 @@ class Cases:
 
 def one_round(seed):
     cases = Cases(seed)
-    for test, make in zip(TESTS, (cases.streams, cases.event_batch, cases.key_table), strict=True):
+    makers = (
+        cases.streams,
+        cases.event_batch,
+        cases.key_table,
+        cases.row_change,
+        cases.row_change,
+        cases.view_frames,
+        cases.key_numbers,
+        cases.member_sets,
+        cases.row_values,
+        cases.row_steps,
+    )
+    for test, make in zip(TESTS, makers, strict=True):
         for _ in range(CASES):
             test.hypothesis.inner_test(*make())
         if seed % HYPOTHESIS_EVERY == 0:
@@ -188,7 +274,8 @@ def one_round(seed):
 
 
 def main():
-    if not (native.load("virta.hub._native") is not None and native_codec is not None):
+    built = [native.load(f"virta.{package}._native") for package in ("hub", "views")]
+    if None in built or native_codec is None:
         raise SystemExit("the native halves are not built: there is nothing to compare with")
     repeat(__doc__, one_round)
 

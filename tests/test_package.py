@@ -56,7 +56,7 @@ def test_extras_are_what_exists():
 
 def test_the_doctor_shows_every_native_part():
     """All that setup.py builds, each with its state."""
-    assert len(EXTENSIONS) == 7
+    assert len(EXTENSIONS) == 8
     assert sorted(native.MODULES) == sorted(EXTENSIONS)
 
     out = CliRunner().invoke(doctor.doctor, ["--json"])

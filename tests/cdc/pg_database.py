@@ -15,6 +15,7 @@ import virta.views
 from virta.cdc.postgres import admin
 from virta.cdc.postgres.capture import PostgresCapture
 from virta.errors import CaptureError
+from waiting import wait_until
 
 DEADLINE_S = 60
 numbers = itertools.count()
@@ -89,8 +90,5 @@ class Database:
                     assert sorted(found, key=str) == sorted(wanted, key=str), (table, query)
 
 
-def wait_for(condition, seconds=DEADLINE_S):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
+def wait_for(condition):
+    wait_until(condition, seconds=DEADLINE_S)

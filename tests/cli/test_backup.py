@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from server_harness import Server, event
 
 import virta
+from waiting import wait_until
 
 
 def run(*arguments, expect=0):
@@ -31,10 +33,44 @@ def post(server, path, body):
     return answer.json
 
 
-def test_a_backup_under_load_restores_everything(tmp_path):
-    """The log verifies and has each accepted event up to its end; filters, jobs and keys are there."""
-    data = tmp_path / "data"
-    with Server(data, "--durability", "none") as server:
+@pytest.fixture
+def sink():
+    """A sink that consents to every webhook and keeps what it gets."""
+    received = []
+
+    class Sink(BaseHTTPRequestHandler):
+        def do_OPTIONS(self):
+            self.send_response(200)
+            self.send_header("WebHook-Allowed-Origin", "*")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            received.append(json.loads(body)["id"])
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    web = ThreadingHTTPServer(("127.0.0.1", 0), Sink)
+    thread = threading.Thread(target=web.serve_forever, args=(0.01,))
+    thread.start()
+    web.received = received
+    yield web
+    web.shutdown()
+    thread.join()
+    web.server_close()
+
+
+def test_a_backup_under_load_restores_everything(tmp_path, sink):
+    """The log verifies and has each accepted event up to its end; filters, webhooks, jobs and keys are there."""
+    data, allowed = tmp_path / "data", ["--webhook-allow", "127.0.0.1"]
+    with Server(data, "--durability", "none", *allowed) as server:
+        address = f"http://127.0.0.1:{sink.server_port}/"
+        hook = {"sink": address, "config": {"channel": "hooked"}, "types": ["test"]}
+        subscribed = post(server, "/subscriptions", hook)
         registered = post(server, "/filters/shop/orders", {"equals": {"status": "paid"}})
         post(server, "/journal/jobs", {"uri": "mail://shop/1", "payload": "hello", "delay": 600})
         server.request("PUT", "/journal/keys/answer", '{"value": 42}', {"Content-Type": "application/json"})  # fmt: skip
@@ -70,7 +106,11 @@ def test_a_backup_under_load_restores_everything(tmp_path):
         known = {"Authorization": f"Bearer {token}"}
         assert strict.request("GET", "/stats").status == 401
         assert strict.request("GET", "/stats", headers=known).status == 200
-    with Server(tmp_path / "again") as again:
+    with Server(tmp_path / "again", *allowed) as again:
+        kept = again.request("GET", f"/subscriptions/{subscribed['id']}").json
+        assert [kept[key] for key in hook] == [subscribed[key] for key in hook]
+        again.publish("hooked", event("delivered"))
+        wait_until(lambda: sink.received == ["delivered"])
         assert again.request("GET", f"/filters/{registered['id']}").json["collection"] == "orders"
         assert again.request("GET", "/journal/keys/answer").json["value"] == 42
         job = again.request("GET", "/journal/jobs/show?uri=mail://shop/1").json

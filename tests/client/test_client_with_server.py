@@ -13,6 +13,7 @@ import pytest
 from server_harness import command, event, ids, lasting_port
 
 import virta
+from virta.client.blocking_pool import BlockingPool
 from virta.client.resume import POSITION
 from virta.errors import ClientError
 from virta.event import Event
@@ -104,12 +105,13 @@ def test_events_during_a_restart_are_delivered(start):
     assert message == ("a:b", "1")
 
 
-def test_a_closed_subscription_keeps_no_connection(client):
+def test_a_closed_subscription_keeps_no_connection(client, monkeypatch):
     """Also when it is not read any more: `close` closes it, not the garbage collector."""
     client.publish("c3", event("1"))
-    connections = client._pool
-    opened, stream = [], connections.stream
-    connections.stream = lambda *arguments: opened.append(stream(*arguments)) or opened[-1]
+    opened, stream = [], BlockingPool.stream
+    monkeypatch.setattr(
+        BlockingPool, "stream", lambda *given: opened.append(stream(*given)) or opened[-1]
+    )
     events = client.subscribe("c3", start="earliest")
     assert first_ids(events, 1) == ["1"]
 
@@ -250,14 +252,14 @@ def test_asyncio_publishes_at_once(server):
     assert sorted(found, key=int) == [str(n) for n in range(300)]
 
 
-def test_waiting_is_said_once(caplog):
+def test_waiting_is_said_once(caplog, monkeypatch):
     """A subscription that finds no server says so, once, and goes on trying."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     attempts = []
     with virta.Client(f"http://127.0.0.1:{port}") as client:
         subscription = client.subscribe("nobody")
-        stream = client._pool.stream
+        stream = BlockingPool.stream
 
         def counted(*arguments):
             attempts.append(arguments)
@@ -265,7 +267,7 @@ def test_waiting_is_said_once(caplog):
                 subscription.close()
             return stream(*arguments)
 
-        client._pool.stream = counted
+        monkeypatch.setattr(BlockingPool, "stream", counted)
         assert list(subscription) == []
 
     assert len(attempts) == 3

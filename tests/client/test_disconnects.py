@@ -10,6 +10,7 @@ import threading
 import pytest
 
 import virta
+from virta.client.blocking_pool import BlockingPool
 from virta.errors import ClientError
 
 WAIT_S = 10
@@ -84,13 +85,13 @@ def test_closing_a_subscription_as_it_connects(monkeypatch):
     """It is cut when it is connected, though there was nothing to cut when it was closed."""
     with listening() as (listener, url), virta.Client(url) as client:
         events = client.subscribe("c")
-        connect = client._pool.connect
+        connect = BlockingPool.connect
 
-        def close_first(timeout):
+        def close_first(pool, timeout):
             events.close()
-            return connect(timeout)
+            return connect(pool, timeout)
 
-        monkeypatch.setattr(client._pool, "connect", close_first)
+        monkeypatch.setattr(BlockingPool, "connect", close_first)
         with reading(events) as (ended, received), accepted(listener):
             assert ended.wait(WAIT_S)
         assert received == []

@@ -479,7 +479,7 @@ def failing_sync(faults, folder: Path) -> None:
             faults.arm(path, Kind.SYNC, 1, action, errno.EIO)
             if level == "interval":
                 log.append("t", "", b"doubtful")
-                log._writer._interval._thread.join()  # its sync has failed, and so it ends
+                log._writer._interval.thread.join()  # its sync has failed, and so it ends
                 expect(LogSyncError, lambda: log.append("t", "", b"doubtful"))  # noqa: B023
             else:
                 error = expect(LogSyncError, lambda: log.append("t", "", b"doubtful"))  # noqa: B023

@@ -17,6 +17,7 @@ import virta
 from virta.errors import ConsumerError
 from virta.log.consumers.positions import Positions
 from virta.log.engine import kernel
+from waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,10 +72,7 @@ def slots(path: Path) -> list[int]:
 
 
 def until(condition, what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
+    wait_until(condition, what, seconds=DEADLINE_S)
 
 
 class Group:

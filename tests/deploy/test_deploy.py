@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from server_harness import Server, event
 
 from virta.server.metrics import PIPELINE_FIGURES
 from virta.server.settings import SETTINGS
+from waiting import wait_until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 METRIC = re.compile(r"\b(?:virta|thorium)_[a-z0-9_]+")
@@ -159,3 +161,41 @@ def test_nginx_accepts_its_site(tmp_path):
     (tmp_path / "nginx.conf").write_text(f"pid {tmp_path}/pid;\nerror_log {tmp_path}/log;\nevents {{}}\nhttp {{\naccess_log off;\n{site}\n}}\n")  # fmt: skip
     done = subprocess.run([nginx, "-t", "-c", tmp_path / "nginx.conf", "-p", tmp_path], capture_output=True, text=True, check=False, env=os.environ)  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+def test_caddy_passes_streams(tmp_path):
+    """`caddy validate`, where it is installed; through the proxy an event arrives on a stream that stays open."""
+    caddy = shutil.which("caddy")
+    if caddy is None:
+        pytest.skip("no caddy on this machine")
+    source = DEPLOY / "proxy" / "Caddyfile"
+    options = {"capture_output": True, "text": True, "env": os.environ | {"HOME": str(tmp_path)}}  # fmt: skip
+    for command in (["validate", "--adapter", "caddyfile", "--config", source], ["fmt", source]):
+        done = subprocess.run([caddy, *command], check=False, **options)
+        assert done.returncode == 0, done.stderr
+    assert done.stdout == source.read_text()  # as `caddy fmt` writes it
+
+    with Server(tmp_path / "data", "--durability", "none") as server:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        site = source.read_text().replace("virta.example.com {", f"http://127.0.0.1:{port} {{", 1)
+        (tmp_path / "Caddyfile").write_text("{\n\tadmin off\n}\n" + site.replace("8232", str(server.port)))  # fmt: skip
+        command = [caddy, "run", "--adapter", "caddyfile", "--config", tmp_path / "Caddyfile"]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=options["env"]) as proxy:
+            try:
+                stream = HTTPConnection("127.0.0.1", port, timeout=20)
+                wait_until(lambda: connects(port), "the proxy")
+                stream.request("GET", "/channels/a")
+                answer = stream.getresponse()
+                assert answer.readline() == b"event: connect\n"
+                server.publish("a", event("through"))
+                while b'"through"' not in answer.readline():
+                    pass
+                stream.close()
+            finally:
+                proxy.terminate()
+
+
+def connects(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0

@@ -119,7 +119,7 @@ def test_a_cancelled_read_takes_no_record(tmp_path):
             records = consumer.read(follow=True)
             assert (await anext(records)).value == b"1"
             brought, go_on = threading.Event(), threading.Event()
-            take = aio._ConsumerRead.take
+            take = aio.ConsumerRead.take
 
             def slowly(turns):
                 record = take(turns)
@@ -129,7 +129,7 @@ def test_a_cancelled_read_takes_no_record(tmp_path):
                 return record
 
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(aio._ConsumerRead, "take", slowly)
+                patched.setattr(aio.ConsumerRead, "take", slowly)
                 waiting = asyncio.ensure_future(anext(records))
                 await asyncio.to_thread(brought.wait, 60)
                 waiting.cancel()
@@ -338,7 +338,7 @@ def test_closing_ends_the_thread_at_once(tmp_path, monkeypatch, either_kernel, f
     watched.watcher.close()
     log.close()
 
-    assert not watched.watcher._thread.is_alive()
+    assert not watched.watcher.thread.is_alive()
     assert time.monotonic() - began < 10
 
 

@@ -330,7 +330,7 @@ def test_close_during_an_interval_sync(tmp_path):
     closing.join(30)
 
     assert not closing.is_alive(), "the log cannot be closed"
-    assert not syncing._thread.is_alive()
+    assert not syncing.thread.is_alive()
 
 
 def test_threads_that_append_first_share_the_syncing_thread(tmp_path):

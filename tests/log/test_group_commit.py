@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -20,6 +19,7 @@ from virta.errors import (
 )
 from virta.log import group_commit
 from virta.log.group_commit import GroupCommit, ThreadGroupCommit
+from waiting import wait_until
 
 INLINE, THREAD = float("inf"), -1.0
 PLACES = pytest.mark.parametrize("inline_s_max", [INLINE, THREAD], ids=["inline", "thread"])
@@ -75,11 +75,11 @@ class Commits:
         self.committed = []
         self.idle = []
         options.setdefault("collect", lambda items: list(items) or None)
+        options.setdefault("answer", self.answer)
+        options.setdefault("on_committed", lambda *result: self.committed.append(result))
         self.group = GroupCommit(
             disk,
             loop=asyncio.get_running_loop(),
-            answer=self.answer,
-            on_committed=lambda *result: self.committed.append(result),
             on_answered=self.idle.append,
             **options,
         )
@@ -342,19 +342,16 @@ def test_a_failing_hook_or_answer_keeps_nobody_waiting(caplog):
 
     async def scenario():
         disk = Disk()
-        async with commits(disk) as made:
-            original = made.group._answer
 
-            def answer(item, error):
-                if item == "a":
-                    raise RuntimeError("the connection is closed")
-                original(item, error)
+        def answer(item, error):
+            if item == "a":
+                raise RuntimeError("the connection is closed")
+            made.answer(item, error)
 
-            def on_committed(items, result, error):
-                raise RuntimeError("a subscriber failed")
+        def on_committed(items, result, error):
+            raise RuntimeError("a subscriber failed")
 
-            made.group._answer = answer
-            made.group._on_committed = on_committed
+        async with commits(disk, answer=answer, on_committed=on_committed) as made:
             for item in "abc":
                 made.group.submit(item)
                 if item == "b":
@@ -372,19 +369,17 @@ def test_an_answer_may_submit():
 
     async def scenario():
         disk, depth = Disk(), []
-        async with commits(disk) as made:
-            original = made.group._answer
 
-            def answer(item, error):
-                depth.append(item)
-                assert len(depth) == 1
-                if item < 50:
-                    made.group.submit(item + 1)
-                    made.group.write()
-                original(item, error)
-                depth.pop()
+        def answer(item, error):
+            depth.append(item)
+            assert len(depth) == 1
+            if item < 50:
+                made.group.submit(item + 1)
+                made.group.write()
+            made.answer(item, error)
+            depth.pop()
 
-            made.group._answer = answer
+        async with commits(disk, answer=answer) as made:
             made.group.submit(0)
             await made.group.drained()
             return [item for item, _ in made.answers]
@@ -552,9 +547,9 @@ def test_an_append_that_ends_after_the_loop(caplog):
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
     disk.open.set()
-    group._thread.join(60)
+    group.thread.join(60)
 
-    assert not group._thread.is_alive()
+    assert not group.thread.is_alive()
     assert disk.batches == [["a"]]
 
 
@@ -562,10 +557,7 @@ def test_an_append_that_ends_after_the_loop(caplog):
 
 
 def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(condition, seconds=60, pause=0.001)
 
 
 def run_threads(count, target):
@@ -778,7 +770,7 @@ def test_another_writer_with_the_lock(tmp_path):
         )
         with other._writer.locked():
             group.submit(b"a")
-            await asyncio.to_thread(until, lambda: group._thread is not None)
+            await asyncio.to_thread(until, lambda: group.thread is not None)
             assert (answers, group.busy) == ([], True)
         await group.close()
         return answers

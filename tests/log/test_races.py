@@ -409,7 +409,7 @@ def test_a_dropped_log_is_closed_there_and_then(tmp_path):
     try:
         log = virta.open(tmp_path / "log", durability="interval")
         log.append("t")
-        syncing = log._writer._interval._thread
+        syncing = log._writer._interval.thread
         dropped = weakref.ref(log)
         del log
         assert dropped() is None
@@ -433,8 +433,8 @@ def test_a_log_that_is_collected_by_its_own_syncing_thread():
     holder[0].need()
     ready.set()
     assert ended.wait(60)
-    holder[0]._thread.join(60)
-    assert not holder[0]._thread.is_alive()
+    holder[0].thread.join(60)
+    assert not holder[0].thread.is_alive()
 
 
 @pytest.mark.parametrize("kind", ["native", "plain"])

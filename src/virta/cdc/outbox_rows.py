@@ -39,7 +39,7 @@ def forwarded(
     if op not in {"c", "r"} or after is None:
         return []
     channel, key, event = after["channel"], after["key"] or "", after["event"]
-    problem = _problem(channel, key, event)
+    problem = _why_invalid(channel, key, event)
     if not problem:
         return [(channel, key.encode(), event.encode())]
     logger.warning("outbox_row_invalid id=%s: %s", after["id"], problem)
@@ -47,7 +47,7 @@ def forwarded(
     return [(f"{events.server}.{INVALID}", row_key, value)]
 
 
-def _problem(channel: object, key: object, event: object) -> str:
+def _why_invalid(channel: object, key: object, event: object) -> str:
     """Return why a row cannot be forwarded, empty if it can."""
     if not isinstance(channel, str) or not 1 <= len(channel.encode()) <= TOPIC_BYTES_MAX:
         return f"channel {channel!r:.80} must be a text of 1 to {TOPIC_BYTES_MAX} bytes"

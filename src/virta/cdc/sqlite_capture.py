@@ -24,7 +24,8 @@ from virta import clock
 from virta.cdc import sqlite_schema, status_file
 from virta.cdc.change_log import ChangeLog
 from virta.cdc.events import CapturedTable, ChangeEvents, Origin, Row
-from virta.cdc.outbox_rows import OUTBOX_TABLE, forwarded, is_outbox
+from virta.cdc.outbox_rows import OUTBOX_TABLE
+from virta.cdc.recorder import ChangeRecorder
 from virta.cdc.state import TableState
 from virta.errors import CaptureError
 
@@ -76,7 +77,9 @@ class SqliteCapture:
         except BaseException:
             self._db.close()
             raise
-        self._events = ChangeEvents(KIND, self.name, self.path.name)
+        self._recorder = ChangeRecorder(
+            self._changes, ChangeEvents(KIND, self.name, self.path.name)
+        )
         self._tables: dict[int, tuple[SqliteTable, CapturedTable]] = {}
         self._schema_version = -1
         self._removed = 0
@@ -188,14 +191,7 @@ class SqliteCapture:
         if version == self._schema_version:
             return
         identity, notes = sqlite_schema.install(self._db, self._changes.log.id, self._wanted)
-        state = self._changes.state
-        if state.database and state.database != identity:
-            raise CaptureError(
-                f"{self._changes.file.path} belongs to another database than {self.path}: choose another --name, or "
-                "remove it",
-                code="capture_other_database",
-            )
-        state.database = identity
+        self._recorder.require_database(identity, str(self.path))
         self._schema_version = self._db.execute("PRAGMA schema_version").fetchone()[0]
         self._warn(notes)
         self._tables = {
@@ -215,7 +211,7 @@ class SqliteCapture:
             "SELECT * FROM virta_cdc_changes WHERE seq > ? AND seq <= ? ORDER BY seq", (start, end)
         )
         names = [column[0] for column in cursor.description]
-        old_at, new_at = _sides(names)
+        old_at, new_at = _value_columns(names)
         seq = start
         while rows := cursor.fetchmany(FETCH_ROWS):
             for row in rows:
@@ -246,13 +242,13 @@ class SqliteCapture:
                 return
             op = "d"
         binary: list[str] = []
-        before = None if op == "c" else _row(table.names, old, binary)
-        after = None if op == "d" else _row(table.names, new, binary)
+        before = None if op == "c" else _json_row(table.names, old, binary)
+        after = None if op == "d" else _json_row(table.names, new, binary)
         # With the database's own id: after `drop` and `create` the numbers start again.
         origin = Origin(id=f"db:{self._changes.state.database[:8]};seq:{seq}", ts_ms=ts)
-        self._add(captured, op, before, after, origin, binary)
+        self._add_row(captured, op, before, after, origin, binary)
 
-    def _add(
+    def _add_row(
         self,
         table: CapturedTable,
         op: str,
@@ -261,12 +257,9 @@ class SqliteCapture:
         origin: Origin,
         binary: list[str],
     ) -> None:
-        if is_outbox(table):
-            self._changes.add(forwarded(self._events, table, op, after, origin))
-            self._outbox_read = True
-            return
         more = {"base64": sorted(set(binary))} if binary else {}
-        self._changes.add(self._events.change(table, op, before, after, origin, **more))
+        if self._recorder.add_row(table, op, before, after, origin, more):
+            self._outbox_read = True
 
     def _exists(self, table: SqliteTable, old: list[Any]) -> bool:
         """Return whether a row that REPLACE may have removed is still there."""
@@ -291,35 +284,22 @@ class SqliteCapture:
         for name, table in active.items():
             known = state.tables.get(name)
             if known is None or not known.complete or known.number != table.number:
-                self._read_table(table, known, end)
+                self._read_table(table, end)
 
     def _drop_table(self, name: str, end: int) -> None:
         known = self._changes.state.tables.pop(name)
         gone = CapturedTable(self.name, SCHEMA, name, known.columns, known.key)
-        state = self._changes.state
-        state.reads = max(state.reads + 1, clock.now_ms())
-        origin = self._read_origin(name, 0, "true")
-        records = [self._events.schema_change(gone, "DROP", origin)]
-        if name != OUTBOX_TABLE:
-            records += self._events.change(gone, "t", None, None, origin)
-        self._changes.add(records)
-        self._changes.append({"seq": end})
-        self._changes.save()
+        self._recorder.begin_pass()
+        self._recorder.drop(gone, self._read_origin(name, 0, "true"), {"seq": end})
 
-    def _read_table(self, table: SqliteTable, known: TableState | None, end: int) -> None:
+    def _read_table(self, table: SqliteTable, end: int) -> None:
         """Append all rows of a table; a table that was read before is emptied first."""
         state = self._changes.state
         captured = self._tables[table.number][1]
-        state.reads = max(state.reads + 1, clock.now_ms())
+        self._recorder.begin_pass()
+        incomplete = TableState(table.columns, table.key, number=table.number)
         origin = self._read_origin(table.name, 0, "first")
-        kind = "CREATE" if known is None else "ALTER"
-        self._changes.add([self._events.schema_change(captured, kind, origin)])
-        if not (known is None and self._changes.fresh) and not is_outbox(captured):
-            self._changes.add(self._events.change(captured, "t", None, None, origin))
-        state.tables[table.name] = TableState(table.columns, table.key, number=table.number)
-        # Saved before the first row: after a crash the table is known to be incomplete, and is emptied first.
-        self._changes.append({"seq": end})
-        self._changes.save()
+        self._recorder.begin_read(table.name, captured, origin, incomplete, {"seq": end})
         selected = ", ".join(sqlite_schema.quote(name) for name in table.names)
         order = ", ".join(sqlite_schema.quote(name) for name in table.key)
         rows = self._db.execute(
@@ -330,9 +310,9 @@ class SqliteCapture:
             for row in chunk:
                 number += 1
                 binary: list[str] = []
-                after = _row(table.names, row, binary)
+                after = _json_row(table.names, row, binary)
                 origin = self._read_origin(table.name, number, "true")
-                self._add(captured, "r", None, after, origin, binary)
+                self._add_row(captured, "r", None, after, origin, binary)
             if self._changes.full:
                 self._changes.append({"seq": end})
         self._changes.append({"seq": end})
@@ -343,7 +323,7 @@ class SqliteCapture:
         logger.info("cdc_table_read %s: %s rows", captured.topic, number)
 
     def _read_origin(self, table: str, number: int, snapshot: str) -> Origin:
-        id_ = f"read:{self._changes.state.reads};table:{table};n:{number}"
+        id_ = self._recorder.read_id(table, number)
         return Origin(id=id_, ts_ms=clock.now_ms(), snapshot=snapshot)
 
     # Changes that the log has.
@@ -389,14 +369,14 @@ def _text_or_bytes(raw: bytes) -> str | bytes:
         return raw
 
 
-def _sides(names: list[str]) -> tuple[list[int], list[int]]:
+def _value_columns(names: list[str]) -> tuple[list[int], list[int]]:
     """Return where the old and the new values are in a row of virta_cdc_changes, by number of column."""
     at = {name: index for index, name in enumerate(names)}
     count = sum(1 for name in names if name[0] == "o" and name[1:].isdigit())
     return [at[f"o{i}"] for i in range(count)], [at[f"n{i}"] for i in range(count)]
 
 
-def _row(names: Sequence[str], values: Sequence[Any], binary: list[str]) -> Row:
+def _json_row(names: Sequence[str], values: Sequence[Any], binary: list[str]) -> Row:
     """Return a row as JSON values; adds the names of columns with bytes to `binary`."""
     row: Row = {}
     for name, value in zip(names, values, strict=True):

@@ -98,7 +98,7 @@ def canonical(dialect: str, filters_path: str, filters: tuple[str, ...]) -> None
 
     Exit code: 0 done, 2 error (an invalid filter is one).
     """
-    for number, filter_ in _given(filters, filters_path, dialect):
+    for number, filter_ in _read_filters(filters, filters_path, dialect):
         form = json.loads(filter_.canonical())
         click.echo(json.dumps({"filter": number, "id": filter_.id, "canonical": form}))
 
@@ -127,7 +127,7 @@ def explain(
 
     Exit code: 0 some document matched, 1 none did, 2 error.
     """
-    ((_, filter_),) = _given((filter_text,), STDIN, dialect)
+    ((_, filter_),) = _read_filters((filter_text,), STDIN, dialect)
     if cost:
         from virta.match import filter_cost
 
@@ -148,7 +148,7 @@ def explain(
     ctx.exit(0 if found else EXIT_NONE)
 
 
-def _given(
+def _read_filters(
     filters: tuple[str, ...], filters_path: str, dialect: str
 ) -> Iterator[tuple[int, Filter]]:
     """Yield the filters of the arguments, else of the file; raise InputError at the first invalid one."""

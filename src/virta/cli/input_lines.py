@@ -210,7 +210,7 @@ def print_text(text: str) -> None:
 
 def _batches(path: str) -> Iterator[list[bytes]]:
     """Yield the lines of a file without byte order mark and line ends."""
-    with _opened(path) as stream:
+    with _open_input(path) as stream:
         mark = BYTE_ORDER_MARK
         try:
             for lines in read_lines(stream):
@@ -224,7 +224,7 @@ def _batches(path: str) -> Iterator[list[bytes]]:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[BinaryIO]:
+def _open_input(path: str) -> Iterator[BinaryIO]:
     if path == STDIN:
         yield sys.stdin.buffer
         return

@@ -118,10 +118,10 @@ def config(*, as_json: bool, **options: Any) -> None:
         return
     width = max(map(len, values))
     for name, setting in values.items():
-        click.echo(f"{name:<{width}}  {_shown(setting.value):<24}  {setting.origin}")
+        click.echo(f"{name:<{width}}  {_setting_text(setting.value):<24}  {setting.origin}")
 
 
-def _shown(value: object) -> str:
+def _setting_text(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, tuple):

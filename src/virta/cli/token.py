@@ -21,7 +21,7 @@ VERBS = {
     "filters": "Register filters on index/collection names that fit PATTERN (repeatable).",
     "webhooks": "Deliver channels that fit PATTERN, which also need --read, to webhooks (repeatable).",
     "pipelines": "See and control pipelines whose names fit PATTERN (repeatable).",
-    "admin": "Metrics and administration of names that fit PATTERN (repeatable).",
+    "admin": "See and disconnect subscribers of channels; `**`: metrics, figures, health (repeatable).",
 }
 ALL = "**"
 

@@ -187,7 +187,7 @@ class AsyncPool:
         """Send a request and read its whole response."""
         async with self._slots:
             while True:
-                kept = self._kept()
+                kept = self._pop_idle()
                 connection = kept or await self._connect()
                 self._open.add(connection)
                 try:
@@ -275,7 +275,7 @@ class AsyncPool:
         )
         return connection
 
-    def _kept(self) -> AsyncConnection | None:
+    def _pop_idle(self) -> AsyncConnection | None:
         while (connection := self._idle.pop()) is not None and not connection.quiet:
             self._drop(connection)
         return connection

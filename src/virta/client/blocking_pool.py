@@ -114,7 +114,7 @@ class BlockingPool:
     def _send(self, request: RequestBytes) -> Exchange:
         """Send a request and read its whole response."""
         while True:
-            kept = self._kept()
+            kept = self._pop_idle()
             connection = kept or self._connect()
             try:
                 connection.ask(request)
@@ -173,7 +173,7 @@ class BlockingPool:
             self._open.add(made)
         return made
 
-    def _kept(self) -> BlockingConnection | None:
+    def _pop_idle(self) -> BlockingConnection | None:
         if os.getpid() != self._pid:
             # Leave the connections to the parent: responses on them could reach either process.
             self._pid = os.getpid()

@@ -228,7 +228,7 @@ class ResumingIterator(Generic[T]):
         """Connect; return a generator that ends with the connection, and closes it."""
         raise NotImplementedError
 
-    def _opened(self, cut: Callable[[], None]) -> None:
+    def _set_cut(self, cut: Callable[[], None]) -> None:
         """Make the connection known to `close`; if that was called before, end it now."""
         self._cut = cut
         if self._closed.is_set():
@@ -245,7 +245,7 @@ class FrameIterator(ResumingIterator[T]):
     def _open(self) -> Generator[T, None, None]:
         path, request_headers = self._state.request()
         connection, headers = self._pool.stream(
-            path, request_headers, lambda made: self._opened(made.cut)
+            path, request_headers, lambda made: self._set_cut(made.cut)
         )
         self._state.connected(headers.get("virta-position"))
         return self._items_of(connection)
@@ -300,7 +300,7 @@ class StreamSubscription(ResumingIterator[tuple[str, str]]):
 
         with self._socket.refusals():
             socket = connect(**self._socket.options(self._state))
-        self._opened(socket.close)
+        self._set_cut(socket.close)
         self._state.connected()
         return self._read(socket)
 

@@ -107,7 +107,7 @@ def export_puro(
     directory = place.is_dir()
     report = ExportReport()
     with log.read(topics, start=start, end=end) as reader:
-        records = _counted(reader, log.first_offset, log.next_offset, progress)
+        records = _with_progress(reader, log.first_offset, log.next_offset, progress)
         encoded = (encode(bytes(r.topic), bytes(r.key), r.value, crc) for r in records)
         if not directory:
             report.records = _write_file(place, encoded, report, overwrite=overwrite)
@@ -191,7 +191,7 @@ def _write_file(
     return count
 
 
-def _counted(
+def _with_progress(
     records: Iterable[Record], first: int, last: int, progress: Callable[[int, int], None] | None
 ) -> Iterator[Record]:
     total = max(last - first, 1)

@@ -157,7 +157,7 @@ class AsyncConsumer:
         follow: bool = False,
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> AsyncIterator[Record]:
-        source = _ConsumerRead(self.sync, follow, timeout)
+        source = ConsumerRead(self.sync, follow, timeout)
         while not source.ended:
             taking = asyncio.get_running_loop().run_in_executor(self._thread, source.take)
             try:
@@ -196,10 +196,10 @@ class EndWatcher:
         self._source = log.source
         self._changed = changed
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="virta-log-watch", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="virta-log-watch", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self.thread.start()
 
     def wake(self) -> None:
         """Have `changed` called soon, although nothing was published."""
@@ -209,8 +209,8 @@ class EndWatcher:
         """End the thread; return when the last call of `changed` has."""
         self._closing.set()
         self._source.wake()
-        if self._thread.is_alive():
-            self._thread.join()
+        if self.thread.is_alive():
+            self.thread.join()
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -231,7 +231,7 @@ class EndWatcher:
                 return
 
 
-class _ConsumerRead:
+class ConsumerRead:
     """One read of a consumer, in its thread; a follower waits for POLL_S at a time, so commits are not blocked."""
 
     def __init__(self, consumer: Consumer, follow: bool, timeout: float | None) -> None:  # noqa: FBT001

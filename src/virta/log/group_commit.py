@@ -249,7 +249,7 @@ class GroupCommit(_Commits[Item, Records, Result]):
         self._scheduled = False
         self._when_idle: list[Callable[[], None]] = []
         self._drained: asyncio.Future[None] | None = None
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     # --- submitting ---
@@ -310,10 +310,10 @@ class GroupCommit(_Commits[Item, Records, Result]):
         """Answer what is queued, refuse what comes later, end the thread."""
         await self.drained()
         self._closed = True
-        if self._thread is not None:
+        if self.thread is not None:
             self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
+            self.thread.join()
+            self.thread = None
 
     # --- a batch ---
 
@@ -335,9 +335,9 @@ class GroupCommit(_Commits[Item, Records, Result]):
             self._finish(batch, result, error)
 
     def _hand_over(self, batch: _Entries[Item], records: Records) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="virta-commit", daemon=True)
-            self._thread.start()
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._run, name="virta-commit", daemon=True)
+            self.thread.start()
         self._jobs.put((batch, records))
 
     def _run(self) -> None:

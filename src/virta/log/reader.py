@@ -372,7 +372,7 @@ class Reader:
     def _segment_at(self, base: int, found: TopicPlaces | None) -> Segment | None:
         """Open a segment; return None after skipping one with a damaged header, if that is allowed."""
         try:
-            return self._source.segment(base, found)
+            return self._source.open_segment(base, found)
         except LogCorruptionError as exc:
             if not self._skip_damage:
                 raise

@@ -74,7 +74,7 @@ def offset_at(log: Log, time: int) -> int:
     end = log.next_offset  # read first, so that records appended during the search are not skipped
     for base in log.source.bases():
         # Retention may have removed it.
-        with suppress(FileNotFoundError), log.source.segment(base) as segment:
+        with suppress(FileNotFoundError), log.source.open_segment(base) as segment:
             index = load_index(segment.path.parent, base, segment.header.salt)
             if index is not None and index.last_time < time:
                 continue

@@ -100,7 +100,7 @@ class TierHistory:
             TierError: nothing was shipped to the store, or it cannot be reached.
         """
         with self._lock:
-            return self._refreshed(newest=newest)
+            return self._fresh_manifest(newest=newest)
 
     def fetch(self, base: int) -> Path:
         """
@@ -117,7 +117,7 @@ class TierHistory:
         """Fetch the topic index of a sealed segment, not the segment; None if the store has none."""
 
         def find(manifest: TierManifest) -> IndexedSegment | None:
-            segment = _sealed(manifest, base)
+            segment = _shipped_segment(manifest, base)
             if segment is None or TOPIC_INDEX_SUFFIX not in segment.suffixes:
                 return None
             path = self._cache / topic_index_name(base)
@@ -133,7 +133,7 @@ class TierHistory:
         """Return a sealed segment with these bytes only; None if it is here, or they are much of it: `fetch` it."""
 
         def find(manifest: TierManifest) -> Segment | None:
-            segment = _sealed(manifest, base)
+            segment = _shipped_segment(manifest, base)
             wanted = sum(end - pos for pos, end in ranges)
             if segment is None or wanted * PARTIAL_SHARE > segment.bytes:
                 return None
@@ -147,7 +147,7 @@ class TierHistory:
         """Call with the manifest, and again with the newest one if the shipper replaced objects meanwhile."""
         with self._lock:
             for attempt in range(ATTEMPTS_MAX):
-                manifest = self._refreshed(newest=attempt > 0)
+                manifest = self._fresh_manifest(newest=attempt > 0)
                 try:
                     return call(manifest)
                 except TierError as exc:
@@ -166,12 +166,12 @@ class TierHistory:
         if tail is not None and tail.base == base:
             parts = tuple(RemotePart(tail.name(c), c.start, c.end) for c in tail.chunks)
             return RemoteSegment(self.url, base, tail.salt, parts) if parts else None
-        segment = _sealed(manifest, base)
+        segment = _shipped_segment(manifest, base)
         return None if segment is None else self._remote_segment(segment)
 
     def index(self, base: int) -> Index | None:
         """Return the index of a sealed segment, None if the store has none."""
-        segment = _sealed(self.manifest(), base)
+        segment = _shipped_segment(self.manifest(), base)
         if segment is None or INDEX_SUFFIX not in segment.suffixes:
             return None
         with self._lock:
@@ -183,7 +183,7 @@ class TierHistory:
 
     # Under the lock.
 
-    def _refreshed(self, *, newest: bool) -> TierManifest:
+    def _fresh_manifest(self, *, newest: bool) -> TierManifest:
         if self._copy is not None and not newest:
             return self._copied_manifest(self._copy)
         present = self._manifest
@@ -215,7 +215,7 @@ class TierHistory:
         if tail is not None and tail.base == base:
             self._extend(path, tail)
             return
-        segment = _sealed(manifest, base)
+        segment = _shipped_segment(manifest, base)
         if segment is None:
             raise FileNotFoundError(f"{self.url} has no segment that begins at offset {base}")
         if _is_whole(path, segment):
@@ -297,7 +297,7 @@ class TierHistory:
                 total -= sizes[stem]
 
 
-def _sealed(manifest: TierManifest, base: int) -> ShippedSegment | None:
+def _shipped_segment(manifest: TierManifest, base: int) -> ShippedSegment | None:
     """Return a shipped segment by its first offset, None if there is none."""
     at = bisect_left(manifest.segments, base, key=attrgetter("base"))
     found = manifest.segments[at : at + 1]

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, Final
 from virta.cdc import status_file
 from virta.cdc.change_log import ChangeLog
 from virta.cdc.events import CapturedTable, ChangeEvents, Origin, Row
-from virta.cdc.outbox_rows import OUTBOX_TABLE, forwarded, is_outbox
+from virta.cdc.outbox_rows import OUTBOX_TABLE
 from virta.cdc.postgres import catalog, connections, pgoutput, slot
 from virta.cdc.postgres.captured_tables import CapturedTables
-from virta.errors import CaptureError
+from virta.cdc.recorder import ChangeRecorder
 
 if TYPE_CHECKING:
     import threading
@@ -84,10 +84,10 @@ class PostgresCapture:
         except BaseException:
             self._changes.close()
             raise
-        self._events: ChangeEvents
+        self._recorder: ChangeRecorder
         self._tables = CapturedTables(
             dsn, self._sql, self.name, None if tables is None else frozenset(tables),
-            self._changes, self._add, self._keep_alive,
+            self._changes, self._add_row, self._keep_alive,
         )  # fmt: skip
 
     @property
@@ -118,23 +118,17 @@ class PostgresCapture:
     def _prepare(self) -> None:
         slot.check_server(self._sql, self._dsn)
         identity, database = catalog.identity(self._sql)
-        state = self._changes.state
-        if state.database and state.database != identity:
-            raise CaptureError(
-                f"{self._changes.file.path} belongs to another database ({state.database}) than "
-                f"{connections.address(self._dsn)} ({identity}): choose another --name",
-                code="capture_other_database",
-            )
-        self._events = ChangeEvents(KIND, self.name, database)
-        self._tables.prepare(self._events)
+        first = not self._changes.state.database
+        self._recorder = ChangeRecorder(self._changes, ChangeEvents(KIND, self.name, database))
+        self._recorder.require_database(identity, connections.address(self._dsn))
+        self._tables.prepare(self._recorder)
         status = catalog.slot(self._sql, self.slot)
         holder = None
         snapshot = None
-        if status is None and not state.database:
+        if status is None and first:
             holder, snapshot = slot.create_slot(self._dsn, self.slot)
         else:
             slot.check_slot(status, self.slot, self._dsn, database)
-        state.database = identity
         self._changes.save()
         try:
             self._tables.read_all(snapshot)
@@ -233,7 +227,7 @@ class PostgresCapture:
         self._tables.sync()
         self._tables.read_all(None)
         status = catalog.slot(self._sql, self.slot)
-        slot.check_slot(status, self.slot, self._dsn, self._events.database)
+        slot.check_slot(status, self.slot, self._dsn, self._recorder.events.database)
         if status is not None:
             status_file.write(
                 self._data_dir,
@@ -307,7 +301,8 @@ class PostgresCapture:
         assert begin is not None, "a commit without a begin"
         if self._skip >= 0 and (self._changes.pending or self._split):
             if self._split:
-                self._changes.add([self._events.transaction_end(self._origin(0), self._count)])
+                end = self._recorder.events.transaction_end(self._origin(0), self._count)
+                self._changes.add([end])
             self._changes.append({"lsn": commit.commit_lsn, "n": self._count, "end": True})
         self._begun = None
         self._confirmable = max(self._confirmable, commit.end_lsn)
@@ -342,7 +337,7 @@ class PostgresCapture:
                 more["unchanged"] = unchanged
                 if not decoded.table.key_is_sent(unchanged):
                     raise decoded.table.unsent_key()
-        self._add(decoded.table, op, before, after, self._origin(lsn), more)
+        self._add_row(decoded.table, op, before, after, self._origin(lsn), more)
         if self._changes.full:
             self._changes.append({"lsn": begin.commit_lsn, "n": self._count, "end": False})
             self._split = True
@@ -361,7 +356,7 @@ class PostgresCapture:
             order=self._count,
         )
 
-    def _add(
+    def _add_row(
         self,
         table: CapturedTable,
         op: str,
@@ -370,10 +365,5 @@ class PostgresCapture:
         origin: Origin,
         more: dict[str, list[str]],
     ) -> None:
-        if is_outbox(table):
-            records = forwarded(self._events, table, op, after, origin)
-            self._changes.add(records)
-            if records and after is not None:
-                self._sent.append((table.schema, after["id"]))
-            return
-        self._changes.add(self._events.change(table, op, before, after, origin, **more))
+        if self._recorder.add_row(table, op, before, after, origin, more) and after is not None:
+            self._sent.append((table.schema, after["id"]))

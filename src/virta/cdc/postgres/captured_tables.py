@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg2
 import psycopg2.errors
 
-from virta import clock
 from virta.cdc.events import CapturedTable, Origin
-from virta.cdc.outbox_rows import OUTBOX_TABLE, is_outbox
 from virta.cdc.postgres import catalog, connections, slot
 from virta.cdc.postgres.decoding import DecodedTable, needs_reading, relation_columns
 from virta.cdc.postgres.table_read import Visibility, read_rows, state_of
@@ -27,9 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from virta.cdc.change_log import ChangeLog
-    from virta.cdc.events import ChangeEvents, Row
+    from virta.cdc.events import Row
     from virta.cdc.postgres import pgoutput
     from virta.cdc.postgres.catalog import CatalogTable
+    from virta.cdc.recorder import ChangeRecorder
 
     AddChange = Callable[
         [CapturedTable, str, Row | None, Row | None, Origin, dict[str, list[str]]], None
@@ -59,7 +58,7 @@ class CapturedTables:
         self._changes = changes
         self._add = add
         self._keep_alive = keep_alive
-        self._events: ChangeEvents
+        self._recorder: ChangeRecorder
         self.types = TypeTable()
         self.chosen: dict[str, CatalogTable] = {}
         self.relations: dict[int, DecodedTable | None] = {}
@@ -67,9 +66,9 @@ class CapturedTables:
         self._visible: dict[str, Visibility] = {}
         self._warned: set[str] = set()
 
-    def prepare(self, events: ChangeEvents) -> None:
+    def prepare(self, recorder: ChangeRecorder) -> None:
         """Load types and tables; the publication lists them afterwards."""
-        self._events = events
+        self._recorder = recorder
         catalog.load_types(self._sql, self.types)
         for title, known in self._changes.state.tables.items():
             if known.read_at:
@@ -105,21 +104,15 @@ class CapturedTables:
             self._drop(title)
 
     def _drop(self, title: str) -> None:
-        state = self._changes.state
-        known = state.tables.pop(title)
+        known = self._changes.state.tables.pop(title)
         self._visible.pop(title, None)
         for oid, decoded in self.relations.items():
             if decoded is not None and decoded.table.title == title:
                 self.relations[oid] = None
         schema, _, name = title.partition(".")
         gone = CapturedTable(self.name, schema, name, known.columns, known.key)
-        state.reads = max(state.reads + 1, clock.now_ms())
-        origin = self._origin(title, 0, "true", 0, clock.now_ms())
-        self._changes.add([self._events.schema_change(gone, "DROP", origin)])
-        if name != OUTBOX_TABLE:
-            self._changes.add(self._events.change(gone, "t", None, None, origin))
-        self._changes.append(self._changes.position)
-        self._changes.save()
+        origin = self._origin(title, 0, "true", 0, self._recorder.begin_pass())
+        self._recorder.drop(gone, origin, self._changes.position)
 
     def announce(self) -> None:
         """
@@ -137,10 +130,9 @@ class CapturedTables:
             if [c["name"] for c in known.columns] == [c["name"] for c in now]:
                 continue
             known.columns = now
-            state.reads = max(state.reads + 1, clock.now_ms())
-            origin = self._origin(title, 0, "false", 0, clock.now_ms())
+            origin = self._origin(title, 0, "false", 0, self._recorder.begin_pass())
             changed = CapturedTable(self.name, table.schema, table.name, now, known.key)
-            self._changes.add([self._events.schema_change(changed, "ALTER", origin)])
+            self._changes.add([self._recorder.events.schema_change(changed, "ALTER", origin)])
             self._changes.append(self._changes.position)
             self._changes.save()
 
@@ -154,11 +146,11 @@ class CapturedTables:
         try:
             state = state_of(connection)
             for title in titles:
-                self._read(connection, title, state)
+                self._read_table(connection, title, state)
         finally:
             connection.close()
 
-    def _read(self, connection: Any, title: str, at: tuple[str, int, int]) -> None:
+    def _read_table(self, connection: Any, title: str, at: tuple[str, int, int]) -> None:
         found = self.chosen[title]
         columns = catalog.columns(connection, [found.oid]).get(found.oid, [])
         key = found.key or []
@@ -168,19 +160,11 @@ class CapturedTables:
             return  # dropped meanwhile
         decoded = DecodedTable(self.name, found.schema, found.name, columns, key, self.types)
         table = decoded.table
-        state = self._changes.state
         snapshot, lsn, ms = at
-        known = state.tables.get(title)
-        state.reads = max(state.reads + 1, clock.now_ms())
+        self._recorder.begin_pass()
         origin = self._origin(title, 0, "first", lsn, ms)
-        kind = "CREATE" if known is None else "ALTER"
-        self._changes.add([self._events.schema_change(table, kind, origin)])
-        if not (known is None and self._changes.fresh) and not is_outbox(table):
-            self._changes.add(self._events.change(table, "t", None, None, origin))
-        state.tables[title] = TableState(columns, key)
-        # Saved before the first row: after a crash the table is known to be incomplete, and is emptied first.
-        self._changes.append(self._changes.position)
-        self._changes.save()
+        incomplete = TableState(columns, key)
+        self._recorder.begin_read(title, table, origin, incomplete, self._changes.position)
         number = 0
 
         def on_row(values: list[str | None]) -> None:
@@ -194,7 +178,7 @@ class CapturedTables:
 
         read_rows(connection, table, on_row)
         self._changes.append(self._changes.position)
-        state.tables[title] = TableState(columns, key, snapshot, lsn, complete=True)
+        self._changes.state.tables[title] = TableState(columns, key, snapshot, lsn, complete=True)
         self._visible[title] = Visibility(snapshot)
         self.relations = {
             oid: one for oid, one in self.relations.items() if one and one.table.title != title
@@ -204,7 +188,7 @@ class CapturedTables:
         logger.info("cdc_table_read %s: %s rows", table.topic, number)
 
     def _origin(self, title: str, number: int, snapshot: str, lsn: int, ms: int) -> Origin:
-        id_ = f"read:{self._changes.state.reads};table:{title};n:{number}"
+        id_ = self._recorder.read_id(title, number)
         return Origin(id=id_, ts_ms=ms, snapshot=snapshot, lsn=lsn)
 
     def was_read(self, title: str, begin: pgoutput.Begin) -> bool:
@@ -256,7 +240,8 @@ class CapturedTables:
         if [c["name"] for c in known.columns] != [c["name"] for c in columns]:
             known.columns = columns
             if origin is not None:
-                self._changes.add([self._events.schema_change(decoded.table, "ALTER", origin)])
+                altered = self._recorder.events.schema_change(decoded.table, "ALTER", origin)
+                self._changes.add([altered])
 
     @staticmethod
     def _key_changed(relation: pgoutput.Relation, key: list[str]) -> bool:

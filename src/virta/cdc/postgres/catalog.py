@@ -110,13 +110,13 @@ class SlotStatus(msgspec.Struct):
 
 def tables(connection: Any) -> list[CatalogTable]:
     """Return all tables that could be captured, in order of their names."""
-    return [CatalogTable(*row) for row in _rows(connection, _TABLES, (TABLES_MAX,))]
+    return [CatalogTable(*row) for row in _fetch_rows(connection, _TABLES, (TABLES_MAX,))]
 
 
 def columns(connection: Any, oids: list[int]) -> dict[int, list[dict[str, Any]]]:
     """Return the columns of tables as schema events describe them."""
     found: dict[int, list[dict[str, Any]]] = {}
-    for oid, name, type_oid, type_name, required, number, default in _rows(
+    for oid, name, type_oid, type_name, required, number, default in _fetch_rows(
         connection, _COLUMNS, (oids,)
     ):
         column = {
@@ -132,20 +132,22 @@ def columns(connection: Any, oids: list[int]) -> dict[int, list[dict[str, Any]]]
 
 
 def load_types(connection: Any, types: TypeTable) -> None:
-    types.load(_rows(connection, _TYPES))
+    types.load(_fetch_rows(connection, _TYPES))
 
 
 def slot(connection: Any, name: str) -> SlotStatus | None:
     """Return the status of a slot, None if there is none."""
-    found = _rows(connection, _SLOT, (name,))
+    found = _fetch_rows(connection, _SLOT, (name,))
     return SlotStatus(*found[0]) if found else None
 
 
 def published(connection: Any, publication: str) -> set[str] | None:
     """Return the titles of a publication's tables; None if there is no such publication."""
-    if not _rows(connection, "SELECT 1 FROM pg_publication WHERE pubname = %s", (publication,)):
+    if not _fetch_rows(
+        connection, "SELECT 1 FROM pg_publication WHERE pubname = %s", (publication,)
+    ):
         return None
-    found = _rows(
+    found = _fetch_rows(
         connection,
         "SELECT n.nspname, c.relname FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid"
         " JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace"
@@ -157,7 +159,7 @@ def published(connection: Any, publication: str) -> set[str] | None:
 
 def identity(connection: Any) -> tuple[str, str]:
     """Return the identity of the database (system identifier and name), and its name."""
-    (row,) = _rows(
+    (row,) = _fetch_rows(
         connection,
         "SELECT system_identifier::text, current_database() FROM pg_control_system()",
     )
@@ -165,10 +167,10 @@ def identity(connection: Any) -> tuple[str, str]:
 
 
 def setting(connection: Any, name: str) -> str:
-    return str(_rows(connection, "SELECT current_setting(%s)", (name,))[0][0])
+    return str(_fetch_rows(connection, "SELECT current_setting(%s)", (name,))[0][0])
 
 
-def _rows(connection: Any, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
+def _fetch_rows(connection: Any, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
     with connection.cursor() as cursor:
         cursor.execute(statement, values or None)
         return list(cursor.fetchall())

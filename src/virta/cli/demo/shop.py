@@ -78,7 +78,7 @@ class Shop:
                 else:
                     self._pay(db, order)
                     paid = order["id"]
-            self._tidy(db)
+            self._delete_old_orders(db)
         if paid is not None:
             self._on_paid(paid)
 
@@ -115,5 +115,5 @@ class Shop:
             db, "payments", data, key=str(order["id"]), type="shop.paid", source="/demo/shop"
         )
 
-    def _tidy(self, db: sqlite3.Connection) -> None:
+    def _delete_old_orders(self, db: sqlite3.Connection) -> None:
         db.execute("DELETE FROM orders WHERE id <= (SELECT max(id) FROM orders) - ?", (ORDERS_MAX,))

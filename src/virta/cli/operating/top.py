@@ -24,7 +24,7 @@ BARS = "▁▂▃▄▅▆▇█"
 HISTORY = 60
 LINE_BYTES_MAX = 4 * 1024 * 1024
 DAY_S = 86_400
-FULL_SOON_S = 3650 * DAY_S  # beyond it nobody counts days
+FULL_SOON_S = 3650 * DAY_S  # beyond it the number of days says nothing
 
 
 @click.command()

@@ -378,6 +378,11 @@ def create_positions(directory: Path, name: str, partitions: int, start: int) ->
     make_file(path, pack_header(partitions, now_us(), turn, 0) + slot * partitions)
 
 
+def remove_positions(directory: Path, name: str) -> None:
+    """Remove a consumer, if it exists; a new one of its name begins after the turns it had."""
+    (directory / GROUPS / f"{check_name(name)}.grp").unlink(missing_ok=True)
+
+
 class LockFile:
     """The byte locks of one consumer, through one open file description."""
 

@@ -26,8 +26,8 @@ class IntervalSync:
         self._flush = flush
         self._wanted = threading.Event()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="virta-log-sync", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name="virta-log-sync", daemon=True)
+        self.thread.start()
 
     def need(self) -> None:
         self._wanted.set()
@@ -35,8 +35,8 @@ class IntervalSync:
     def stop(self) -> None:
         self._stopped.set()
         self._wanted.set()
-        if self._thread is not threading.current_thread():  # the collector may run in it
-            self._thread.join()
+        if self.thread is not threading.current_thread():  # the collector may run in it
+            self.thread.join()
 
     def _run(self) -> None:
         while True:

@@ -78,7 +78,7 @@ class LogSource:
         """Return the first offsets of all segments, in order; those of the history come first."""
         return all_bases(self.directory, self.history)
 
-    def segment(self, base: int, found: TopicPlaces | None = None) -> Segment:
+    def open_segment(self, base: int, found: TopicPlaces | None = None) -> Segment:
         """Open a segment here or in the history: there, `found` may be all that is fetched of it."""
         try:
             return Segment(self.directory, base)

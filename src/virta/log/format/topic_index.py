@@ -263,16 +263,16 @@ class TopicIndex:
     def records_of(self, topic: bytes) -> int:
         """Return how many records of a topic the segment has."""
         number = kernel.crc32c(topic) & (self._buckets - 1)
-        return next((row.records for row in self._rows(number) if row.topic == topic), 0)
+        return next((row.records for row in self._bucket_rows(number) if row.topic == topic), 0)
 
     def counts(self) -> Iterator[TopicRow]:
         """Yield every topic's row without its places."""
         for number in range(self._buckets):
-            for row in self._rows(number):
+            for row in self._bucket_rows(number):
                 if row.topic != REPAIRS:
                     yield row
 
-    def _rows(self, number: int) -> Iterator[TopicRow]:
+    def _bucket_rows(self, number: int) -> Iterator[TopicRow]:
         """Yield the rows of a bucket, without places."""
         try:
             rows = read_bucket(self._fd, self._end, self.salt, number)

@@ -259,11 +259,11 @@ class _ActiveTopics:
                 return False
             self._table, self._at = kernel.TopicTable(segment.base), segment.start()
         while self._at.pos < limit and self._table.places <= ACTIVE_PLACES_MAX:
-            if not self._fill(segment, limit):
+            if not self._add_chunk(segment, limit):
                 break
         return bool(self._table.places <= ACTIVE_PLACES_MAX)
 
-    def _fill(self, segment: Segment, limit: int) -> bool:
+    def _add_chunk(self, segment: Segment, limit: int) -> bool:
         at, want = self._at, READ_CHUNK_BYTES
         while True:
             data = os.pread(segment.fd, min(want, limit - at.pos), at.pos)

@@ -154,8 +154,10 @@ def find_places(fd: int, end: int, salt: int, buckets: int, topic: bytes) -> byt
     while pos < len(rows):
         name, numbers, crc, pos = parse_row(rows, pos)
         if name == topic:
-            (start,) = U32.unpack(_read(fd, end, INDEX_HEADER_BYTES + 4 * buckets, U32.size))
-            places = _read(fd, end, start + numbers[6], numbers[7] * PLACE.size)
+            (start,) = U32.unpack(
+                _read_exactly(fd, end, INDEX_HEADER_BYTES + 4 * buckets, U32.size)
+            )
+            places = _read_exactly(fd, end, start + numbers[6], numbers[7] * PLACE.size)
             if crc32c(places, salt) != crc:
                 raise ValueError("the places of a topic are damaged")
             return places
@@ -164,8 +166,8 @@ def find_places(fd: int, end: int, salt: int, buckets: int, topic: bytes) -> byt
 
 def read_bucket(fd: int, end: int, salt: int, number: int) -> bytes:
     """Return the rows of a bucket."""
-    start, stop = struct.unpack("<II", _read(fd, end, INDEX_HEADER_BYTES + 4 * number, 8))
-    content = _read(fd, end, start, stop - start)
+    start, stop = struct.unpack("<II", _read_exactly(fd, end, INDEX_HEADER_BYTES + 4 * number, 8))
+    content = _read_exactly(fd, end, start, stop - start)
     rows = content[U32.size :]
     if content[: U32.size] != U32.pack(bucket_crc(number, rows, salt)):
         raise ValueError("a bucket of topics is damaged")
@@ -203,7 +205,7 @@ def _parse_number(data: bytes, pos: int) -> tuple[int, int]:
         shift += 7
 
 
-def _read(fd: int, end: int, pos: int, size: int) -> bytes:
+def _read_exactly(fd: int, end: int, pos: int, size: int) -> bytes:
     if not 0 <= size <= end - pos:
         raise ValueError("a position is outside the index")
     data = os.pread(fd, size, pos)

@@ -309,7 +309,7 @@ class _Rewriter:
         self._time = batch.time
         if batch.flags & FLAG_REPAIR:
             self.flush()  # lost offsets stay marked as lost
-            self._put(bytearray(), batch.span, 0, 0, flags=FLAG_REPAIR)
+            self._write_batch(bytearray(), batch.span, 0, 0, flags=FLAG_REPAIR)
             return
         if not kept:
             self._gap += batch.span
@@ -324,20 +324,20 @@ class _Rewriter:
             offset = record.offset + 1
         if offset < batch.base + batch.span:
             payload += gap_record(batch.base + batch.span - offset)
-        self._put(payload, batch.span, batch.producer, batch.sequence)
+        self._write_batch(payload, batch.span, batch.producer, batch.sequence)
 
     def flush(self) -> None:
         """Write the gap before the next batch, if any."""
         while self._gap:
             count = min(self._gap, GAP_MAX)
-            self._put(bytearray(gap_record(count)), count, 0, 0)
+            self._write_batch(bytearray(gap_record(count)), count, 0, 0)
             self._gap -= count
 
     def seal(self, following: int) -> None:
         self.flush()
         self._file.write(seal_batch(self._salt, self.at, self._time, following))
 
-    def _put(
+    def _write_batch(
         self, payload: bytearray, count: int, producer: int, sequence: int, flags: int = 0
     ) -> None:
         buf = bytearray(BATCH_HEADER_BYTES) + payload
