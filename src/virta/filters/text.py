@@ -35,12 +35,17 @@ def search(regexp: Regexp, text: str) -> bool:
 
 def compiled(regexp: Regexp) -> Any:
     """Return the RE2 program; raise FilterError with RE2's message if the pattern is invalid."""
-    return _compiled(f"{regexp.flags}\0{regexp.pattern}")
+    return compiled_text(pattern_text(regexp))
 
 
-# By text: Python's garbage collector does not visit such keys.
+def pattern_text(regexp: Regexp) -> str:
+    """Return flags, NUL and pattern as one text: Python's garbage collector does not visit it."""
+    return f"{regexp.flags}\0{regexp.pattern}"
+
+
 @lru_cache(maxsize=COMPILED_MAX)
-def _compiled(text: str) -> Any:
+def compiled_text(text: str) -> Any:
+    """Return the RE2 program of a `pattern_text`, as `compiled` does."""
     flags, _, pattern = text.partition("\0")
     try:
         import re2  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra; only filters with patterns need it

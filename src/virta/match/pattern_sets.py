@@ -26,9 +26,7 @@ from bisect import bisect_left
 from collections import deque
 from typing import Any, Final
 
-from virta.filters.text import COMPILED_MAX, compiled, well_formed
-from virta.filters.text import search as found_in
-from virta.filters.values import Regexp
+from virta.filters.text import COMPILED_MAX, compiled_text, well_formed
 
 # Patterns and their characters in one set: 7 ms to build, 1 to 2 us to run.
 SET_PATTERNS_MAX = 1024
@@ -62,14 +60,17 @@ class PatternSets:
 
     def change(self, node: int, number: int, text: str | None) -> None:
         """Add the pattern `text` (flags, NUL, pattern); without text remove it, or all for number -1."""
+        patterns = self._paths.get(node)
         if number < 0:
-            dropped = self._paths.pop(node, None)
-            if dropped is not None:
-                dropped.clear()
+            if patterns is not None:
+                del self._paths[node]
+                patterns.clear()
         elif text is not None:
-            self._paths.setdefault(node, PathPatterns()).add(number, _regexp(text))
-        elif node in self._paths:
-            self._paths[node].remove(number)
+            if patterns is None:
+                patterns = self._paths[node] = PathPatterns()
+            patterns.add(number, text)
+        elif patterns is not None:
+            patterns.remove(number)
 
     def search(self, node: int, text: str, start: int) -> list[int]:
         """Return the numbers, from `start` on, of the node's patterns that occur in the text."""
@@ -96,12 +97,11 @@ class PathPatterns:
         self._programs: dict[int, Any] = {}  # of the fresh ones: no cache may drop them
         self._lock = threading.Lock()  # of `sets` and `fresh`
 
-    def add(self, number: int, regexp: Regexp) -> None:
-        """Add a pattern with a number above all others, compiled now: matching never waits for it."""
-        text = f"{regexp.flags}\0{regexp.pattern}"
+    def add(self, number: int, text: str) -> None:
+        """Add a `pattern_text` with a number above all others, compiled now: matching never waits for it."""
+        program = compiled_text(text)
         self.patterns[number] = text
         self.texts.clear()
-        program = compiled(regexp)
         with self._lock:
             self.fresh = [*self.fresh, number]
             self._fresh_chars += len(text)
@@ -157,7 +157,7 @@ class PathPatterns:
         program = self._programs.get(number)
         if program is None:  # it went into a set meanwhile
             pattern = self.patterns.get(number)
-            return pattern is not None and found_in(_regexp(pattern), text)
+            return pattern is not None and compiled_text(pattern).search(text) is not None
         return program.search(text) is not None
 
     def _gather(self) -> None:
@@ -212,11 +212,6 @@ class PathPatterns:
             self.removed -= removed
 
 
-def _regexp(text: str) -> Regexp:
-    flags, _, pattern = text.partition("\0")
-    return Regexp(pattern, flags)
-
-
 class _Set:
     def __init__(self, numbers: list[int], texts: list[str]) -> None:
         import re2  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra, present where patterns were parsed
@@ -253,7 +248,7 @@ class _Set:
         found = self._set.Match(text) if self._set is not None else []
         if self._set is None or self._always not in found:
             pairs = zip(self.numbers, self.texts, strict=True)
-            return [number for number, pattern in pairs if found_in(_regexp(pattern), text)]
+            return [number for number, pattern in pairs if compiled_text(pattern).search(text)]
         return [self.numbers[i] for i in found if i != self._always]
 
 

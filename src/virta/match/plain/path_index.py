@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from virta.filters.evaluate import MISSING, TESTS, resolve
 from virta.filters.geo import in_annulus, in_box, in_circle, in_polygon, read_point
+from virta.filters.text import pattern_text
 from virta.filters.tree import Condition, Flat, Node, Not
 from virta.filters.values import number, scalar_key
 from virta.match.pattern_sets import TEXT_CHARS_MAX, PathPatterns
@@ -161,7 +162,7 @@ class Test:
         self.truth = False
         self.pattern = next(node.numbers) if rank(condition) == PATTERN else 0
         if self.pattern:
-            node.patterns.add(self.pattern, condition.value)
+            node.patterns.add(self.pattern, pattern_text(condition.value))
         self.function, self.value = _function(condition, self.pattern)
 
     def run(self, event: Any, epoch: int) -> None:
