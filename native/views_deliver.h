@@ -12,7 +12,7 @@
 /* Return the consumer of a view that has exactly one, or NULL; borrowed. */
 static PyObject *only_consumer(PyObject *view)
 {
-    PyObject *consumers = typed_slot(view, &view_consumers, &PyDict_Type), *key = NULL, *value;
+    PyObject *consumers = typed_attribute(view, s_consumers, &PyDict_Type), *key = NULL, *value;
     if (!consumers) return NULL;
     Py_ssize_t at = 0;
     if (PyDict_GET_SIZE(consumers) != 1 || !PyDict_Next(consumers, &at, &key, &value)) key = NULL;
@@ -24,7 +24,7 @@ static PyObject *only_consumer(PyObject *view)
 
 static void prefetch_consumers(PyObject *view)
 {
-    PyObject *consumers = typed_slot(view, &view_consumers, &PyDict_Type);
+    PyObject *consumers = typed_attribute(view, s_consumers, &PyDict_Type);
     if (consumers) prefetch(((PyDictObject *)consumers)->ma_keys, 2);
     Py_XDECREF(consumers);
 }
@@ -38,7 +38,7 @@ static void prefetch_consumer(PyObject *view)
 static void prefetch_output(PyObject *view)
 {
     PyObject *consumer = only_consumer(view);
-    PyObject *direct = consumer ? attribute(consumer, &consumer_direct) : NULL;
+    PyObject *direct = consumer ? PyObject_GetAttr(consumer, s_direct) : NULL;
     if (direct) prefetch(direct, 1);
     Py_XDECREF(direct);
 }
@@ -46,7 +46,7 @@ static void prefetch_output(PyObject *view)
 static void prefetch_transport(PyObject *view)
 {
     PyObject *consumer = only_consumer(view);
-    PyObject *direct = consumer ? attribute(consumer, &consumer_direct) : NULL;
+    PyObject *direct = consumer ? PyObject_GetAttr(consumer, s_direct) : NULL;
     if (direct && PyTuple_Check(direct) && PyTuple_GET_SIZE(direct) == 3) {
         prefetch(PyTuple_GET_ITEM(direct, 0), 1);
         prefetch(PyTuple_GET_ITEM(direct, 1), 1);
@@ -63,22 +63,22 @@ static void prefetch_stage(PyObject *views, Py_ssize_t at, void (*stage)(PyObjec
 /* Write the hits of a view to its one consumer; 1: done, 0: left to the view, -1: an exception is set. */
 static int deliver_direct(PyObject *view, PyObject *consumer, PyObject *now)
 {
-    PyObject *truncated = attribute(view, &view_truncated);
+    PyObject *truncated = PyObject_GetAttr(view, s_truncated);
     if (!truncated) return -1;
     Py_DECREF(truncated);
     if (truncated != Py_False) return 0;
-    PyObject *direct = attribute(consumer, &consumer_direct), *hits = NULL, *payload = NULL, *fresh = NULL;
+    PyObject *direct = PyObject_GetAttr(consumer, s_direct), *hits = NULL, *payload = NULL, *fresh = NULL;
     PyObject *put, *tag, *chunked, *written;
     int done = direct ? 0 : -1;
     if (!direct || direct == Py_None || !PyArg_ParseTuple(direct, "OSO", &put, &tag, &chunked)) goto end;
     done = -1;
-    if (!(hits = typed_slot(view, &view_hits, &PyList_Type))) goto end;
+    if (!(hits = typed_attribute(view, s_hits, &PyList_Type))) goto end;
     if (!(payload = make_stream(tag, hits, chunked == Py_True))) goto end;
     done = 0;
     if (payload == Py_None) goto end;
     done = -1;
-    if (!(fresh = PyList_New(0)) || set_attribute(view, &view_hits, fresh) < 0) goto end;
-    if (set_attribute(consumer, &consumer_written_at, now) < 0) goto end;
+    if (!(fresh = PyList_New(0)) || PyObject_SetAttr(view, s_hits, fresh) < 0) goto end;
+    if (PyObject_SetAttr(consumer, s_written_at, now) < 0) goto end;
     written = PyObject_CallOneArg(put, payload);
     Py_XDECREF(written);
     done = written ? 1 : -1;

@@ -36,16 +36,16 @@ static int is_plain(PyObject *text, Part *part)
 /* 1: read, 0: declined, -1: an exception is set. */
 static int read_frame(Frame *f)
 {
-    PyObject *data = attribute(f->frame, &frame_data);
+    PyObject *data = PyObject_GetAttr(f->frame, s_data);
     if (!data) return -1;
     Py_DECREF(data);
     if (data != Py_None) return 0;
-    f->id = number_of(attribute(f->frame, &frame_id));
-    f->offset = number_of(attribute(f->frame, &frame_offset));
-    f->name = attribute(f->frame, &frame_name);
-    f->key = attribute(f->frame, &frame_key);
-    f->reason = attribute(f->frame, &frame_reason);
-    f->event = attribute(f->frame, &frame_event);
+    f->id = number_of(PyObject_GetAttr(f->frame, s_id));
+    f->offset = number_of(PyObject_GetAttr(f->frame, s_offset));
+    f->name = PyObject_GetAttr(f->frame, s_name);
+    f->key = PyObject_GetAttr(f->frame, s_key);
+    f->reason = PyObject_GetAttr(f->frame, s_reason);
+    f->event = PyObject_GetAttr(f->frame, s_event);
     if (PyErr_Occurred()) return -1;
     return f->id >= -1 && (f->event == Py_None || PyBytes_Check(f->event));
 }

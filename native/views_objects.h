@@ -4,7 +4,6 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <structmember.h>
 
 #define NAMES(X)                                                                                          \
     X(_bytes_max) X(_check_rows) X(_interned) X(_new_number) X(_sweep) X(_values) X(bytes) X(changed)     \
@@ -34,66 +33,6 @@ static inline void prefetch(const void *at, int lines)
     for (int i = 0; i < lines; i++) __builtin_prefetch((const char *)at + i * LINE, 1);
 }
 
-/* Where objects of a class have a slot: the class that was seen last, and where the slot is in its objects.
- * Attributes of Python objects are most of a live step, and a lookup by name takes longer than what is done
- * with the value. */
-typedef struct { PyObject **name; PyTypeObject *type; Py_ssize_t at; } Place;
-
-#define PLACES(X)                                                                                         \
-    X(change, event) X(change, key) X(change, row) X(consumer, direct) X(consumer, written_at)            \
-    X(filter, row_filter) X(frame, data) X(frame, event) X(frame, id) X(frame, key) X(frame, name)        \
-    X(frame, offset) X(frame, reason) X(view, consumers) X(view, count) X(view, filter) X(view, hits)     \
-    X(view, root) X(view, truncated)
-
-#define DECLARE_PLACE(owner, name) static Place owner##_##name = {&s_##name, NULL, 0};
-PLACES(DECLARE_PLACE)
-#undef DECLARE_PLACE
-
-/* Find the slot of a class; attributes that are anything else are looked up by name every time. */
-static void learn_place(Place *place, PyTypeObject *type)
-{
-    PyObject *found = PyObject_GetAttr((PyObject *)type, *place->name);
-    if (!found) {
-        PyErr_Clear();
-        return;
-    }
-    if (type->tp_getattro == PyObject_GenericGetAttr && Py_IS_TYPE(found, &PyMemberDescr_Type)) {
-        const PyMemberDef *member = ((PyMemberDescrObject *)found)->d_member;
-        if (member->type == T_OBJECT_EX) {
-            Py_XSETREF(place->type, (PyTypeObject *)Py_NewRef(type));
-            place->at = member->offset;
-        }
-    }
-    Py_DECREF(found);
-}
-
-static inline PyObject **slot_at(PyObject *object, const Place *place)
-{
-    return (PyObject **)((char *)object + place->at);
-}
-
-/* Return a new reference to an attribute. */
-static inline PyObject *attribute(PyObject *object, Place *place)
-{
-    if (!Py_IS_TYPE(object, place->type)) {
-        learn_place(place, Py_TYPE(object));
-        return PyObject_GetAttr(object, *place->name);
-    }
-    PyObject *value = *slot_at(object, place);
-    return value ? Py_NewRef(value) : PyObject_GetAttr(object, *place->name); /* deleted: it raises */
-}
-
-/* Set an attribute of an object whose class sets its slots as usual. */
-static int set_attribute(PyObject *object, Place *place, PyObject *value)
-{
-    if (!Py_IS_TYPE(object, place->type) || Py_TYPE(object)->tp_setattro != PyObject_GenericSetAttr)
-        return PyObject_SetAttr(object, *place->name, value);
-    PyObject **slot = slot_at(object, place), *old = *slot;
-    *slot = Py_NewRef(value);
-    Py_XDECREF(old);
-    return 0;
-}
-
 static PyObject *of_type(PyObject *found, PyObject *name, PyTypeObject *type)
 {
     if (found && !PyObject_TypeCheck(found, type)) {
@@ -101,12 +40,6 @@ static PyObject *of_type(PyObject *found, PyObject *name, PyTypeObject *type)
         Py_CLEAR(found);
     }
     return found;
-}
-
-/* Return a new reference to an attribute in a slot that has to be of a type. */
-static inline PyObject *typed_slot(PyObject *object, Place *place, PyTypeObject *type)
-{
-    return of_type(attribute(object, place), *place->name, type);
 }
 
 static long long number_of(PyObject *found)

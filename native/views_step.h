@@ -22,7 +22,7 @@ typedef struct {
 /* Append a frame to the hits of a view, if a consumer gets it. */
 static int add_hit(Step *s, PyObject *view, PyObject *kind)
 {
-    PyObject *consumers = typed_slot(view, &view_consumers, &PyDict_Type);
+    PyObject *consumers = typed_attribute(view, s_consumers, &PyDict_Type);
     if (!consumers) return -1;
     Py_ssize_t anybody = PyDict_GET_SIZE(consumers);
     Py_DECREF(consumers);
@@ -30,19 +30,19 @@ static int add_hit(Step *s, PyObject *view, PyObject *kind)
 
     PyObject *root = NULL, *event = NULL, *hits = NULL, *frame = NULL, *id = NULL, *offset = NULL;
     int failed = -1;
-    if (!(root = typed_slot(view, &view_root, &PyUnicode_Type))) goto end;
+    if (!(root = typed_attribute(view, s_root, &PyUnicode_Type))) goto end;
     int raw = PyUnicode_CompareWithASCIIString(root, "auto") != 0;
-    event = attribute(s->change, raw ? &change_event : &change_row);
+    event = PyObject_GetAttr(s->change, raw ? s_event : s_row);
     if (!event) goto end;
     if (kind == s_leave) { /* the row filter of a token decides whether the new row may be shown */
-        PyObject *filter = attribute(view, &view_filter);
-        PyObject *row_filter = filter ? attribute(filter, &filter_row_filter) : NULL;
+        PyObject *filter = PyObject_GetAttr(view, s_filter);
+        PyObject *row_filter = filter ? PyObject_GetAttr(filter, s_row_filter) : NULL;
         Py_XDECREF(filter);
         if (!row_filter) goto end;
         int restricted = row_filter != Py_None;
         Py_DECREF(row_filter);
         if (restricted) {
-            PyObject *stored = attribute(s->change, &change_event);
+            PyObject *stored = PyObject_GetAttr(s->change, s_event);
             PyObject *shown = stored ? PyObject_CallMethodOneArg(view, s_shows, stored) : NULL;
             Py_XDECREF(stored);
             int show = shown ? PyObject_IsTrue(shown) : -1;
@@ -55,7 +55,7 @@ static int add_hit(Step *s, PyObject *view, PyObject *kind)
     PyObject *reason = kind == s_leave ? s_changed : s_empty;
     PyObject *arguments[] = {kind, id, s->key, offset, event, reason, Py_None, s->number};
     frame = PyObject_Vectorcall(s->frame_type, arguments, 8, NULL);
-    if (!frame || !(hits = typed_slot(view, &view_hits, &PyList_Type))) goto end;
+    if (!frame || !(hits = typed_attribute(view, s_hits, &PyList_Type))) goto end;
     if (PyList_Append(hits, frame) < 0 || PyDict_SetItem(s->touched, view, Py_None) < 0) goto end;
     failed = 0;
 end:
@@ -73,7 +73,7 @@ static int count_row(Step *s, PyObject *view, PyObject *kind)
 {
     if (kind == s_enter) return call_method(view, s_joined, s->number);
     if (kind != s_leave) return 0;
-    long long count = number_of(attribute(view, &view_count));
+    long long count = number_of(PyObject_GetAttr(view, s_count));
     return PyErr_Occurred() ? -1 : set_number(view, s_count, count - 1);
 }
 
@@ -147,7 +147,7 @@ static PyObject *changed_key(PyObject *item, long long *offset, PyObject **chang
     }
     *offset = PyLong_AsLongLong(PyTuple_GET_ITEM(item, 0));
     *change = PyTuple_GET_ITEM(item, 1);
-    return PyErr_Occurred() ? NULL : typed_slot(*change, &change_key, &PyUnicode_Type);
+    return PyErr_Occurred() ? NULL : typed_attribute(*change, s_key, &PyUnicode_Type);
 }
 
 /* The numbers of a batch of rows are found in stages, each for all of them: the slot of a key, the number in
@@ -301,8 +301,8 @@ static void prefetch_view(Step *s, Rows *r, Py_ssize_t i)
 static void prefetch_view_parts(Step *s, Rows *r, Py_ssize_t i)
 {
     PyObject *view = first_view(s, r, i);
-    PyObject *consumers = view ? attribute(view, &view_consumers) : NULL;
-    PyObject *hits = view ? attribute(view, &view_hits) : NULL;
+    PyObject *consumers = view ? PyObject_GetAttr(view, s_consumers) : NULL;
+    PyObject *hits = view ? PyObject_GetAttr(view, s_hits) : NULL;
     if (consumers) prefetch(consumers, 1);
     if (hits) prefetch(hits, 1);
     Py_XDECREF(consumers);
