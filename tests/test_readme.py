@@ -28,7 +28,7 @@ def test_the_commands_run(tmp_path):
     """All `$ …` lines, in order, in one shell; the live query of the first one gets both events."""
     text = README.replace("\\\n", " ")
     lines = re.findall(r"^\$ (.*)$", text, re.MULTILINE)
-    assert len(lines) == 6
+    assert len(lines) == 7
     with Server(tmp_path / "data") as server:
         base = f"127.0.0.1:{server.port}"
         environ = os.environ | {
@@ -55,6 +55,7 @@ def test_the_commands_run(tmp_path):
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('"status":"paid"') == 2, "what `virta subscribe` printed"
+    assert done.stdout.count('"frame": "row", "key": "o-1"') == 1, "what `virta live` printed"
     assert "orders.toml: ok" in done.stdout
 
 

@@ -117,6 +117,20 @@ def test_lines_of_a_file_with_a_type_and_a_source(server, client, tmp_path):
     assert len({one.id for one in found}) == 3
 
 
+def test_a_subject_is_the_key_of_a_row(server, client):
+    """So that what is typed into a shell can be seen in a live view; an empty one is refused."""
+    for subject, total in (("o-1", 50), ("o-2", 250), ("o-1", 300)):
+        words = ("--subject", subject, "--data", json.dumps({"total": total}))
+        assert command(server, "publish", "rows", *words).returncode == 0
+    shown = command(server, "live", "rows", "total=>100", "--once").stdout.splitlines()
+    refused = command(server, "publish", "rows", "--subject", "", "--data", "{}")
+
+    rows = [one for one in map(json.loads, shown) if one["frame"] == "row"]
+    assert {one["key"]: one["event"]["data"]["total"] for one in rows} == {"o-1": 300, "o-2": 250}
+    assert refused.returncode == 1
+    assert "subject" in refused.stderr
+
+
 def test_a_repeated_event_is_accepted_once(server, client):
     """The same id again is no error: the server already had it."""
     words = ("publish", "twice", "--data", '{"n":1}', "--id", "one")

@@ -17,7 +17,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "doctor": ("virta.cli.doctor", "doctor", "Check that what Virta needs is installed and works."),
     "filter": ("virta.cli.filter", "filter_group", "Validate, canonicalise and explain filters."),
     "journal": ("virta.cli.journal", "journal", "Keys, values and jobs that are never lost."),
-    "lake": ("virta.cli.lake", "lake", "Keep a log's history as Parquet."),
+    "lake": ("virta.cli.lake", "lake", "Keep a log's history as Parquet, Delta or Iceberg."),
     "live": ("virta.cli.operating.live", "live", "Show the rows of a live view, in place."),
     "publish": ("virta.cli.publish", "publish", "Publish events to a channel."),
     "restore": ("virta.cli.operating.backup", "restore", "Make a data directory from a backup."),

@@ -47,6 +47,7 @@ def refusal_text(error: ClientError | EventError, token: str | None) -> str:
     "--type", "type_", default="virta.cli", show_default=True, help="Type of made events."
 )
 @click.option("--source", default="/virta/cli", show_default=True, help="Source of made events.")
+@click.option("--subject", help="Subject of made events: the key of their row in live views.")
 @click.option("--id", "id_", help="Id of the single event; random without it.")
 def publish(
     channel: str,
@@ -56,6 +57,7 @@ def publish(
     data: str | None,
     type_: str,
     source: str,
+    subject: str | None,
     id_: str | None,
 ) -> None:
     """
@@ -67,8 +69,12 @@ def publish(
     from virta.client import Client
     from virta.errors import ClientError, EventError
 
+    attributes = {"type": type_, "source": source} | (
+        {} if subject is None else {"subject": subject}
+    )
+
     def make(text: str | bytes, place: str) -> Any:
-        return _event(text, place, type_, source)
+        return _event(text, place, attributes)
 
     accepted, note = 0, ""
     if data is None and file is None and sys.stdin.isatty():
@@ -110,7 +116,7 @@ def _batches(source: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
             yield batch
 
 
-def _event(text: str | bytes, place: str, type_: str, source: str) -> Any:
+def _event(text: str | bytes, place: str, attributes: dict[str, str]) -> Any:
     from virta import jsontext
     from virta.errors import EventError
     from virta.event import Event
@@ -124,4 +130,4 @@ def _event(text: str | bytes, place: str, type_: str, source: str) -> Any:
             return Event.from_json(text)
         except EventError as error:
             raise EventError(f"{place}: {error.message}") from error
-    return Event.new(type_, source, value)
+    return Event.new(data=value, **attributes)
