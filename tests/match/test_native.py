@@ -88,7 +88,7 @@ def test_the_gil_is_released():
 
 
 def test_patterns_are_compiled_when_they_are_added(monkeypatch):
-    """Adding builds sets of 128 at most, the background larger ones, matching none; each is compiled a few times."""
+    """Adding builds sets of 256 at most, the background larger ones, matching none; each is compiled a few times."""
     adder, built = threading.current_thread(), []
 
     class Counted(pattern_sets._Set):
@@ -106,7 +106,7 @@ def test_patterns_are_compiled_when_they_are_added(monkeypatch):
 
     assert found == {f.id for f in filters if f.matches({"t": "k-117z"})} != set()
     assert [size for here, size in built if here] == added
-    assert max(added) <= pattern_sets.FRESH_MAX * pattern_sets.MERGED_MIN
+    assert max(added) <= pattern_sets.FRESH_MAX * pattern_sets.SMALL_MERGED
     wait_until(lambda: not pattern_sets.BUILDER.running)
     sizes = [size for _, size in built]
     assert max(added) < max(sizes) <= pattern_sets.SET_PATTERNS_MAX

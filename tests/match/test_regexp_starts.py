@@ -120,8 +120,8 @@ def test_sets_stay_few_while_the_background_is_behind(monkeypatch):
         patterns.change(1, number, f"\0k.*{number}z")
     path = patterns._paths[1]
 
-    merged = pattern_sets.FRESH_MAX * pattern_sets.MERGED_MIN
-    assert len(path.sets) <= 5000 / merged + pattern_sets.MERGED_MIN
+    merged = pattern_sets.FRESH_MAX * pattern_sets.SMALL_MERGED
+    assert len(path.sets) < 5000 / merged + pattern_sets.SMALL_MERGED
     assert [n for part in path.sets for n in part.numbers] + path.fresh == list(range(5000))
     assert sorted(patterns.search(1, "k-4321z", 0)) == [1, 21, 321, 4321]
 
@@ -136,14 +136,14 @@ def test_sets_that_are_being_merged_are_left_alone(monkeypatch):
         if not inside and len(begun) < 3:
             begun.append(len(numbers))
             inside.append(True)
-            first = 2000 + 200 * len(begun)
-            for number in range(first, first + 160):
+            first = 2000 + 400 * len(begun)
+            for number in range(first, first + 320):
                 paths.add(number, f"\0k.*{number}z")
             inside.clear()
         return made(patterns, numbers)
 
     monkeypatch.setattr(pattern_sets.BUILDER, "submit", lambda _: None)
-    for number in range(600):
+    for number in range(1200):
         paths.add(number, f"\0k.*{number}z")
     monkeypatch.setattr(pattern_sets, "_sets_of", during)
     while paths.tidy():
@@ -152,14 +152,14 @@ def test_sets_that_are_being_merged_are_left_alone(monkeypatch):
     numbers = [n for part in paths.sets for n in part.numbers] + paths.fresh
     assert begun
     assert numbers == sorted(paths.patterns)
-    assert sorted(paths.search("k-2345z", 0)) == [5, 45, 345, 2345]
+    assert sorted(paths.search("k-2545z", 0)) == [5, 45, 545, 2545]
 
 
 def test_a_failed_merge_can_be_tried_again(monkeypatch):
     """An error while sets are merged loses no pattern, and does not keep the sets from being merged later."""
     paths = pattern_sets.PathPatterns()
     monkeypatch.setattr(pattern_sets.BUILDER, "submit", lambda _: None)
-    for number in range(600):
+    for number in range(1200):
         paths.add(number, f"\0k.*{number}z")
     before = len(paths.sets)
     with monkeypatch.context() as patch:

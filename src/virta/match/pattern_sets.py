@@ -4,12 +4,12 @@ Many patterns against one text.
 An index searches each new value once for all patterns of its path. Patterns are numbered by the index, in ascending
 order, and gathered in RE2 sets (one automaton for many patterns):
 
-    add ──► fresh: compiled, tried one by one ──► 32: a small set ──► four of them: a set of 128
-            ──► background thread: larger sets, up to 1,024
+    add ──► fresh: compiled, tried one by one ──► 32: a small set ──► eight of them: a set of 256
+            ──► background thread: sets of 1,024
 
-So adding a pattern takes half a millisecond at most, matching compiles nothing, and larger sets are built without
+So adding a pattern takes a millisecond at most, matching compiles nothing, and the largest sets are built without
 the GIL. A search takes a microsecond a set, whatever its size: even where the background is far behind, 5,000 patterns are
-forty sets. A set has a pattern that always matches: if that one is missing from a result, the automaton ran
+twenty sets and a few small ones. A set has a pattern that always matches: if that one is missing from a result, the automaton ran
 out of memory and the set's patterns are tried one by one.
 
 Threads search concurrently; a lock keeps them from seeing sets that are being replaced. Patterns are added and removed only
@@ -40,10 +40,11 @@ ENTRY_BYTES = 250
 # New patterns tried one by one before they become a set; their characters, so that building it takes 0.1 ms.
 FRESH_MAX = 32
 FRESH_CHARS_MAX = 2048
-# Adjacent sets of about one size that are merged, the smallest ones by `add`, which takes 0.4 ms.
+# Adjacent sets of about one size that are merged: the smallest ones by `add`, which takes 0.9 ms, others in the background.
+SMALL_MERGED: Final = 8
 MERGED_MIN: Final = 4
-# The background releases the GIL this long after so many patterns, 0.2 ms of work, so that no other thread waits for more.
-YIELD_PATTERNS: Final = FRESH_MAX * MERGED_MIN
+# The background releases the GIL this long after so many patterns, 0.4 ms of work, so that no other thread waits for more.
+YIELD_PATTERNS: Final = FRESH_MAX * SMALL_MERGED
 YIELD_S: Final = 0.0001
 # Texts whose patterns the plain index remembers, a path, and how long they may be.
 TEXTS_MAX = 4096
@@ -167,7 +168,7 @@ class PathPatterns:
         with self._lock:
             self.sets = [*self.sets, *made]
             self.fresh, self._fresh_chars, self._programs = [], 0, {}
-            newest = self.sets[-MERGED_MIN:]
+            newest = self.sets[-SMALL_MERGED:]
             small = _enough(newest) and not any(part.level or part.claimed for part in newest)
             chosen = _claimed(newest if small else [])
         if chosen:
@@ -281,7 +282,7 @@ def _mergeable(sets: list[_Set]) -> list[_Set]:
 
 def _enough(run: list[_Set]) -> bool:
     # Two of the last level but one make a full set.
-    return bool(run) and len(run) >= (MERGED_MIN, MERGED_MIN, 2, SET_PATTERNS_MAX)[run[0].level]
+    return bool(run) and len(run) >= (SMALL_MERGED, MERGED_MIN, 2, SET_PATTERNS_MAX)[run[0].level]
 
 
 def _sets_of(patterns: dict[int, str], numbers: list[int]) -> list[_Set]:
