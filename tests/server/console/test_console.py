@@ -160,6 +160,24 @@ def test_no_table_scrolls_sideways_on_the_narrowest_phone(browser, served):
     assert wide == {name: [] for name in SCREENS}
 
 
+@pytest.mark.slow
+def test_long_names_of_channels_push_no_column_out(browser, tmp_path):
+    """At the widths of laptops, too: the name is cut with an ellipsis, the columns after it are seen."""
+    with Server(tmp_path, "--durability", "none") as server:
+        server.publish("warehouse.public.orders-of-the-present-quarter", order(0))
+        wide = {}
+        for width in (1024, 1280, 1440):
+            page = Tab(browser, server, width=width).open("#/")
+            page.wait_for_selector("#channels tr a")
+            wide[width] = page.evaluate(
+                "document.querySelector('#channels').closest('.scroll').scrollWidth"
+                " - document.querySelector('#channels').closest('.scroll').clientWidth"
+            )
+            page.close()
+
+    assert wide == dict.fromkeys(wide, 0)
+
+
 def test_the_page_is_strict(served):
     """The policy allows the server's own files only, and no file is missing from the package."""
     index = served.request("GET", "/")
