@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 )
 
 import virta
-from virta.spark.lake.columns import awkward, check_type
+from virta.spark.lake.columns import check_type, name_problem
 from virta.spark.lake.ddl import parse_type
 from virta.spark.lake.directory import LakeError, table_name
 from virta.spark.lake.inference import infer_schema
@@ -100,7 +100,7 @@ def test_declared_types_fit_their_format():
             check_type(text, "t", form)
     with pytest.raises(LakeError, match="which lakes do not have"):
         check_type(ArrayType(TimeType()), "t", "parquet")
-    assert awkward(["a", "b"]) is None
+    assert name_problem(["a", "b"]) is None
 
 
 def write_data(path, values, topic="t"):

@@ -89,12 +89,12 @@ def check_type(kind: str | DataType, topic: str, form: str) -> Any:
 
 
 def check_names(struct: StructType, topic: str) -> None:
-    problem = awkward(struct.names)
+    problem = name_problem(struct.names)
     if problem is not None:
         raise LakeError(f"the type of {topic!r}: {problem}")
 
 
-def awkward(names: list[str]) -> str | None:
+def name_problem(names: list[str]) -> str | None:
     """Return why a table cannot have a struct with these fields, None if it can."""
     if not names:
         return "a struct without fields cannot be stored"

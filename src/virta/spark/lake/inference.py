@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 
 import virta
 from virta.errors import EventError
-from virta.spark.lake.columns import awkward
+from virta.spark.lake.columns import name_problem
 from virta.spark.lake.directory import LakeError
 from virta.spark.source.events import parse_lenient
 
@@ -119,7 +119,7 @@ def storable(kind: DataType) -> DataType:
     if isinstance(kind, ArrayType):
         return ArrayType(storable(kind.elementType))
     if isinstance(kind, StructType):
-        if awkward(kind.names) is not None:
+        if name_problem(kind.names) is not None:
             return StringType()
         return StructType([StructField(f.name, storable(f.dataType)) for f in kind.fields])
     return kind
