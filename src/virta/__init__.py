@@ -23,7 +23,10 @@ _HOMES = {
     "open_async": "virta.log",
 }
 # Packages that users import from: imported on first access, and always shown by `dir`.
-_PACKAGES = ("client", "errors", "event", "filters", "journal", "log", "match", "spark", "tier")
+_PACKAGES = (
+    *("access", "client", "errors", "event", "filters", "journal"),
+    *("log", "match", "outbox", "spark", "tier", "views"),
+)
 
 
 def __getattr__(name: str) -> Any:
