@@ -105,7 +105,7 @@ static PyObject *members_of_one(MemberSets *m, uint32_t number, PyObject *member
 }
 
 static PyObject *find_every_set(MemberSets *m, const uint32_t *numbers, const uint32_t *ends,
-                                Py_ssize_t count, PyObject *nobody, PyObject *members_of)
+                                Py_ssize_t count, PyObject *no_views, PyObject *members_of)
 {
     PyObject *out = PyList_New(count);
     for (Py_ssize_t i = 0; i < count; i++)
@@ -115,7 +115,7 @@ static PyObject *find_every_set(MemberSets *m, const uint32_t *numbers, const ui
         if (ends[i + 1] - ends[i] == 1) prefetch(find_members(m, numbers[ends[i]])->members, 3);
     for (Py_ssize_t i = 0; out && i < count; i++) {
         uint32_t start = ends[i], hits = ends[i + 1] - start;
-        PyObject *found = hits == 0   ? Py_NewRef(nobody)
+        PyObject *found = hits == 0   ? Py_NewRef(no_views)
                           : hits == 1 ? members_of_one(m, numbers[start], members_of)
                                       : members_of_several(m, numbers + start, hits, members_of);
         if (found)
@@ -134,13 +134,13 @@ static int are_ends(const uint32_t *ends, Py_ssize_t count, Py_ssize_t numbers)
     return rising && ends[count - 1] <= numbers;
 }
 
-/* find(numbers, ends, nobody, members_of) -> [members]: of each event, by its filters' numbers */
+/* find(numbers, ends, no_views, members_of) -> [members]: of each event, by its filters' numbers */
 static PyObject *sets_find(MemberSets *m, PyObject *const *args, Py_ssize_t count)
 {
     Py_buffer numbers = {0}, ends = {0};
     PyObject *out = NULL;
     if (count != 4) {
-        PyErr_SetString(PyExc_TypeError, "find(numbers, ends, nobody, members_of)");
+        PyErr_SetString(PyExc_TypeError, "find(numbers, ends, no_views, members_of)");
         return NULL;
     }
     if (check_members(args[2]) < 0) return NULL;

@@ -24,9 +24,9 @@ static int add_hit(Step *s, PyObject *view, PyObject *kind)
 {
     PyObject *consumers = typed_attribute(view, s_consumers, &PyDict_Type);
     if (!consumers) return -1;
-    Py_ssize_t anybody = PyDict_GET_SIZE(consumers);
+    Py_ssize_t waiting = PyDict_GET_SIZE(consumers);
     Py_DECREF(consumers);
-    if (!anybody) return 0;
+    if (!waiting) return 0;
 
     PyObject *root = NULL, *event = NULL, *hits = NULL, *frame = NULL, *id = NULL, *offset = NULL;
     int failed = -1;

@@ -175,7 +175,7 @@ class LiveView:
         """Do nothing: `refresh` pumps until nothing waits."""
 
     def failed(self, error: ViewError) -> None:
-        """Raise: a view in the process has nobody else to tell."""
+        """Raise the error: there is no sink to report it to."""
         raise error
 
     # Parts.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Intern = Callable[[Members], Members]
 
-NOBODY: Final[frozenset[int]] = frozenset()
+NO_VIEWS: Final[frozenset[int]] = frozenset()
 ENTER, UPDATE, LEAVE, TRUNCATED = "enter", "update", "leave", "truncated"
 
 
@@ -56,13 +56,13 @@ class _Part:
     def match(self, events: Sequence[bytes], rows: Sequence[bytes], root: str) -> list[Members]:
         """Return the numbers of the views that events satisfy; `rows` is what filters see of them."""
         if not self._users or not events:
-            return [NOBODY] * len(events)
+            return [NO_VIEWS] * len(events)
         values = rows if root == ROOT_AUTO else events
         ids = [] if self._sees == EVENT else [event_id(event) for event in events]
         numbers, ends = self._matcher.match_numbers(values, ids)
         if not numbers:
-            return [NOBODY] * len(events)
-        found: list[Members] = self._known.find(numbers, ends, NOBODY, self._members)
+            return [NO_VIEWS] * len(events)
+        found: list[Members] = self._known.find(numbers, ends, NO_VIEWS, self._members)
         return found
 
     def _members(self, numbers: int | tuple[int, ...]) -> Members:
@@ -82,7 +82,7 @@ class ViewFilters:
         """
         self._intern = intern
         self._parts: dict[tuple[str, str], _Part] = {}
-        self._everything: frozenset[int] = NOBODY
+        self._everything: frozenset[int] = NO_VIEWS
         self._double: set[int] = set()  # views with two filters
 
     def add(self, view: View) -> None:

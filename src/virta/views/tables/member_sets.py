@@ -40,21 +40,21 @@ class PlainMemberSets:
         self,
         numbers: memoryview[int],
         ends: memoryview[int],
-        nobody: Members,
+        no_views: Members,
         members_of: MembersOf,
     ) -> list[Members]:
         """
         Return the views of each event; event i satisfies the filters numbers[ends[i]:ends[i+1]].
 
         Args:
-            nobody: the views of an event that satisfies no filter.
+            no_views: the views of an event that satisfies no filter.
             members_of: returns the views of the filters with these numbers.
         """
         flat, places = numbers.tolist(), ends.tolist()
         found = []
         for start, end in pairwise(places):
             if start == end:
-                found.append(nobody)
+                found.append(no_views)
                 continue
             key = flat[start] if end - start == 1 else tuple(flat[start:end])
             members = self._known.get(key)
