@@ -30,9 +30,9 @@ VALUES = {
     "code": "bad-request",
     "rest:anything": "stats",
     "name": None,
-    "name:path": None,
+    "name:anything": None,
     "path:path": "index.html",
-    "key:path": "k",
+    "key:anything": "k",
 }
 
 

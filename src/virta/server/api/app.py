@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Match, Route
@@ -65,15 +64,6 @@ KEYCOUNTS = "/metrics/keycounts/"
 FREE_BYTES_MIN = 1024 * 1024
 
 
-class TextConvertor(PathConvertor):
-    """A `{name:path}` with any text: Starlette's own ends at a line feed, which names of channels may have."""
-
-    regex = "(?s:.*)"
-
-
-register_url_convertor("path", TextConvertor())
-
-
 def build_app(service: Service) -> ASGIApp:
     """Return the ASGI application."""
     endpoints = Endpoints(service)
@@ -82,7 +72,7 @@ def build_app(service: Service) -> ASGIApp:
         Route("/readyz", endpoints.readyz, methods=["GET"]),
         Route("/metrics", endpoints.metrics, methods=["GET"]),
         Route("/metrics/", endpoints.metrics, methods=["GET"]),
-        Route("/metrics/keycounts/{name:path}", endpoints.keycounts, methods=["GET"]),
+        Route("/metrics/keycounts/{name:anything}", endpoints.keycounts, methods=["GET"]),
         Route("/subscribe", endpoints.subscribe, methods=SUBSCRIBE_METHODS),
         Route("/openapi.json", endpoints.openapi, methods=["GET"]),
         Route("/asyncapi.json", endpoints.asyncapi, methods=["GET"]),

@@ -1,10 +1,11 @@
-"""What the handlers of the API share: reading a body, answering, and turning errors into refusals."""
+"""What the handlers of the API share: paths, reading a body, answering, and turning errors into refusals."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.responses import Response
 
 from virta.errors import FilterError, HubError, LogError, RequestError
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
 DESCRIPTION_BYTES_MAX = 1024 * 1024
 # Statuses of hub errors; all others are the request's fault.
 HUB_STATUS = {"too-many-filters": 507, "too-many-handshakes": 429}
+
+
+class AnythingConvertor(PathConvertor):
+    """`{name:anything}` of a route: any text, also a line feed, which names may have and where Starlette's `path` ends."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("anything", AnythingConvertor())
 
 
 class ApiHandler:

@@ -7,7 +7,6 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
@@ -30,15 +29,6 @@ METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 DRAIN_CHECK_S = 0.25
 # Commands that change jobs of others, or the settings of a domain.
 ADMINISTRATION = re.compile(r"/journal/jobs/(drop|requeue|kick|domains|recurring)(?:/(.*))?")
-
-
-class AnythingConvertor(PathConvertor):
-    """A path whose escapes may stand for any character, also for a line end."""
-
-    regex = "(?s:.*)"
-
-
-register_url_convertor("anything", AnythingConvertor())
 
 
 class JournalApi:

@@ -40,8 +40,8 @@ class RowsApi(ApiHandler):
 
     def routes(self) -> list[Route]:
         return [
-            Route("/channels/{name:path}/rows", self.answer, methods=["GET"]),
-            Route("/channels/{name:path}/rows/{key:path}", self.answer, methods=["GET"]),
+            Route("/channels/{name:anything}/rows", self.answer, methods=["GET"]),
+            Route("/channels/{name:anything}/rows/{key:anything}", self.answer, methods=["GET"]),
         ]
 
     async def answer(self, request: Request) -> Response:
