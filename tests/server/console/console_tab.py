@@ -29,3 +29,8 @@ class Tab:
         self.page.goto("about:blank")
         self.page.goto(self.base + hash_)
         return self.page
+
+
+def reconnect(page):
+    """Click the button of a lost connection, unless the page has reconnected by itself before."""
+    page.evaluate("document.querySelector('.lost button')?.click()")

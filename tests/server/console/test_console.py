@@ -14,7 +14,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
-from console_tab import CHROMIUM, Tab
+from console_tab import CHROMIUM, Tab, reconnect
 from server_harness import Server, event
 
 from virta import console
@@ -555,14 +555,13 @@ def test_a_lost_connection_is_shown_and_healed(browser, tmp_path):
     page.wait_for_selector("#status:has-text('Reconnecting')")
     page.wait_for_selector(".lost:has-text('No connection since')")
     assert page.locator("#publish").is_disabled()
-    again = Server(tmp_path / "data", "--durability", "none", "--server-port", server.port)
-    again.publish("lost", event("2"))
-    page.click(".lost button")
-    page.wait_for_selector("#rows tr.pick >> nth=1", timeout=40_000)
-    page.wait_for_selector("#status.good")
-    assert page.locator(".lost").count() == 0
-    page.close()
-    again.stop()
+    with Server(tmp_path / "data", "--durability", "none", "--server-port", server.port) as again:
+        again.publish("lost", event("2"))
+        reconnect(page)
+        page.wait_for_selector("#rows tr.pick >> nth=1", timeout=40_000)
+        page.wait_for_selector("#status.good")
+        assert page.locator(".lost").count() == 0
+        page.close()
 
 
 def test_a_token_with_few_rights_sees_what_it_may(browser, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from console_tab import CHROMIUM, Tab
+from console_tab import CHROMIUM, Tab, reconnect
 from server_harness import Server, event
 
 import virta
@@ -40,7 +40,7 @@ def test_what_came_meanwhile_is_counted_in_its_place(browser, tmp_path):
         log.append("other", "", b"{}")
     again = Server(tmp_path / "data", *NO_SYNC, "--server-port", server.port)
     again.publish("back", *[event(str(n), {"n": n}) for n in range(1, 8)])
-    page.click(".lost button")
+    reconnect(page)
     page.wait_for_selector("#rows tr.note:has-text('Back. 7 events came meanwhile.')", timeout=40_000)  # fmt: skip
     again.publish("back", event("8", {"n": 8}))
     page.wait_for_selector("#rows tr.pick:has-text('n 8')")
@@ -77,7 +77,7 @@ def test_what_the_log_no_longer_has_is_a_line_in_its_place(browser, tmp_path):
     assert first > 1
     again = Server(data, *NO_SYNC, "--server-port", server.port)
     again.publish("cut", event("1", {"n": 1}))
-    page.click(".lost button")
+    reconnect(page)
     page.wait_for_selector("#rows tr.pick:has-text('n 1')", timeout=40_000)
     found = rows(page)
     page.close()
